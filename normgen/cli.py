@@ -1,0 +1,300 @@
+"""The command line: arguments, printing, exit codes.
+
+Exit codes: 0 all is well; 1 findings (drift, files edited by hand); 2 errors (specs, usage, the output folder).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from normgen import __version__
+from normgen.emit import EditedError, check, create, emit, spec_path, strays
+from normgen.errors import Fault, OutputError, SpecError
+from normgen.loader import fault_at, load, read
+from normgen.spec import Spec, json_schema
+
+if TYPE_CHECKING:
+    from normgen.plan import Plan
+
+OUT = "generated"
+
+# What `new` writes. It shows every key; all but name, norm and eps are at their defaults.
+STARTER = """\
+# A spec for normgen. `normgen build {path}` compiles it; `normgen explain {path}` says what it will do.
+# `normgen schema` prints the JSON Schema of this file, for completion in an editor.
+
+name: {name}  # the file, the function and the operator are called this
+
+norm: rms  # rms: x / rms(x); layer: (x - mean) / std
+
+# The widths of the normalised axis: dynamic (any), one width such as 4096, or a list such as [1024, 4096].
+hidden: dynamic
+
+eps:
+  value: 1e-6  # also the default of the run-time argument eps
+  placement: inside_sqrt  # inside_sqrt: 1/sqrt(var + eps), as in PyTorch; outside_sqrt: 1/(sqrt(var) + eps)
+
+# What a call may use: float16, bfloat16, float32; `same` is the dtype of x. float64 is always accepted besides.
+dtypes:
+  input: [float16, bfloat16, float32]
+  weight: [same, float32]
+  output: same
+
+affine:  # or `affine: none`
+  weight: true
+  bias: false
+  weight_offset: 0.0  # 1.0 multiplies by 1 + weight
+  cast: multiply_then_cast  # cast_then_multiply rounds x_hat to the dtype of x before the product, as in Llama
+
+# A second input that is added to x before the norm. Its keys and their defaults:
+#   residual:
+#     add: before_norm
+#     store_sum: true  # return x + residual as a second result
+#     dtype: same  # of the residual and of the stored sum: same or float32
+#     norm_of: rounded_sum  # or unrounded_sum: normalise the fp32 sum
+residual: none
+
+save: []  # row statistics kept for backward, of mean and rstd; what is not saved is computed again
+
+grad: true  # false leaves the backward pass and autograd out
+
+strategy: auto  # auto: by width; single_block: a row in one block; welford: a loop over chunks of the row
+"""
+
+
+@dataclass
+class Report:
+    """What a command has to say: lines for people, data for programs, and faults for both."""
+
+    lines: list[str] = field(default_factory=list)
+    data: dict[str, object] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    code: int = 0
+
+
+def _load(sources: Sequence[str]) -> dict[str, Spec]:
+    """All specs of a run, by the path they were named by. Raises SpecError with the faults of all of them."""
+    if not sources:
+        raise SpecError(
+            [Fault("specs", 0, 0, "", "no *.yaml file here; name the specs, or write one with normgen new")]
+        )
+    specs: dict[str, Spec] = {}
+    owners: dict[str, str] = {}
+    faults: list[Fault] = []
+    for source in dict.fromkeys(sources):
+        try:
+            spec_path(Path(source))
+            data = read(Path(source))
+            spec = load(data, source)
+        except SpecError as error:
+            faults += error.faults
+            continue
+        # Names are lower case, so two that differ on one file system differ on all.
+        owner = owners.setdefault(spec.name, source)
+        if owner != source:
+            faults.append(
+                fault_at(data, source, "name", f"{owner} has this name as well; their files would be the same")
+            )
+        specs[source] = spec
+    if faults:
+        raise SpecError(faults)
+    return specs
+
+
+def _plan(spec: Spec) -> Plan:
+    from normgen.plan import plan
+
+    return plan(spec)
+
+
+def _render(specs: dict[str, Spec]) -> dict[str, dict[str, str]]:
+    """The generated files of each spec, by its path."""
+    from normgen.render import render
+
+    return {source: render(_plan(spec), spec_path(Path(source))) for source, spec in specs.items()}
+
+
+def _default_specs() -> list[str]:
+    return [path.as_posix() for path in sorted(Path("specs").glob("*.yaml"))]
+
+
+def _build(args: argparse.Namespace) -> Report:
+    files = {name: text for made in _render(_load(args.specs)).values() for name, text in made.items()}
+    changes = emit(files, Path(args.out), args.force)
+    return Report(
+        lines=[f"{change.status:<7}  {change.path}" for change in changes],
+        data={"changes": [{"path": str(change.path), "status": change.status} for change in changes]},
+    )
+
+
+def _check(args: argparse.Namespace) -> Report:
+    out = Path(args.out)
+    rendered = _render(_load(args.specs or _default_specs()))
+    report = Report()
+    drifts: list[dict[str, object]] = []
+    for source, files in rendered.items():
+        for drift in check(files, out):
+            fix = f"normgen build {shlex.quote(source)}"
+            fix += f" --out {shlex.quote(args.out)}" if args.out != OUT else ""
+            fix += " --force" if drift.edited else ""
+            what = {"missing": "missing", "differs": f"not what {source} makes"}[drift.status]
+            what += ", and edited by hand" if drift.edited else ""
+            report.faults.append(Fault(str(drift.path), 0, 0, "", f"{what}; run: {fix}"))
+            report.lines += [drift.diff] if drift.diff else []
+            drifts.append({"path": str(drift.path), "status": drift.status, "edited": drift.edited, "fix": fix})
+    if not args.specs:
+        known = {name: text for files in rendered.values() for name, text in files.items()}
+        for path in strays(known, out):
+            fix = f"rm {shlex.quote(str(path))}"
+            report.faults.append(Fault(str(path), 0, 0, "", f"no spec makes this file any more; run: {fix}"))
+            drifts.append({"path": str(path), "status": "stray", "edited": False, "fix": fix})
+    report.data = {"drift": drifts}
+    report.code = 1 if report.faults else 0
+    return report
+
+
+def _explain(args: argparse.Namespace) -> Report:
+    from normgen.render import explain, explain_data
+
+    [spec] = _load([args.spec]).values()
+    plan = _plan(spec)
+    return Report(lines=[explain(plan).rstrip("\n")], data=explain_data(plan))
+
+
+def _schema(args: argparse.Namespace) -> Report:
+    return Report(lines=[json.dumps(json_schema(), indent=2)])
+
+
+def _list(args: argparse.Namespace) -> Report:
+    specs = _load(args.specs or _default_specs())
+    rows = [
+        {"path": source, "name": spec.name, "norm": spec.norm, "summary": _summary(spec)}
+        for source, spec in specs.items()
+    ]
+    width = max(len(row["name"]) for row in rows)
+    return Report(lines=[f"{r['name']:<{width}}  {r['norm']:<5}  {r['summary']}" for r in rows], data={"specs": rows})
+
+
+def _summary(spec: Spec) -> str:
+    """One line on what sets a spec apart: width, eps, stages, gradient."""
+    parts = [f"H {spec.hidden if spec.widths is None else ' or '.join(map(str, spec.widths))}"]
+    parts.append(f"eps {spec.eps.value:g} {spec.eps.placement}")
+    if spec.residual:
+        parts.append("residual" + ", sum stored" * spec.residual.store_sum)
+    if spec.affine:
+        offset = f" + {spec.affine.weight_offset:g}" if spec.affine.weight_offset else ""
+        parts.append(f"weight{offset}" + ", bias" * spec.affine.bias)
+    parts.append("forward and backward" if spec.grad else "forward only")
+    return "; ".join(parts)
+
+
+def _new(args: argparse.Namespace) -> Report:
+    path = Path("specs", f"{args.name}.yaml")
+    change = create(path, STARTER.format(name=args.name, path=path.as_posix()))
+    return Report(
+        lines=[f"{change.status:<7}  {path}"],
+        data={"changes": [{"path": str(path), "status": change.status}]},
+    )
+
+
+def _name(text: str) -> str:
+    """A name that a spec may have; it is tried out in the starter, where nothing else can be wrong."""
+    try:
+        return load(STARTER.format(name=json.dumps(text), path="").encode(), "").name
+    except SpecError as error:
+        raise argparse.ArgumentTypeError(error.faults[0].message) from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="normgen", description="Compile YAML specs to specialised Triton normalisation kernels."
+    )
+    parser.add_argument("--version", action="version", version=f"normgen {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, run: Callable[[argparse.Namespace], Report], text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        made.set_defaults(run=run, format="text")
+        return made
+
+    build = command("build", _build, "write the modules and tests of specs")
+    build.add_argument("specs", nargs="+", metavar="SPEC")
+    build.add_argument("--force", action="store_true", help="overwrite files that were edited by hand")
+    check = command("check", _check, "compare the files on disk with what their specs make; exit 1 where they differ")
+    explain = command("explain", _explain, "say what a spec compiles to, and why")
+    explain.add_argument("spec", metavar="SPEC")
+    command("schema", _schema, "print the JSON Schema of a spec file, for editors")
+    listing = command("list", _list, "list specs, one line each")
+    new = command("new", _new, "write a commented spec to start from, specs/NAME.yaml")
+    new.add_argument("name", metavar="NAME", type=_name)
+    for made in (check, listing):
+        made.add_argument("specs", nargs="*", metavar="SPEC", help="default: specs/*.yaml")
+    for made in (build, check):
+        made.add_argument("--out", default=OUT, metavar="DIR", help="output folder (default: %(default)s)")
+    for made in (build, check, explain, listing, new):
+        made.add_argument("--format", choices=("text", "json", "github"), default="text", help="default: %(default)s")
+    return parser
+
+
+def _report(args: argparse.Namespace) -> Report:
+    try:
+        report: Report = args.run(args)
+        return report
+    except EditedError as error:
+        return Report(faults=error.faults, code=1)
+    except (SpecError, OutputError) as error:
+        return Report(faults=error.faults, code=2)
+
+
+def _print(report: Report, style: str) -> None:
+    if style == "json":
+        print(json.dumps({**report.data, "faults": [asdict(fault) for fault in report.faults]}, indent=2))
+        return
+    for line in report.lines:
+        print(line)
+    for fault in report.faults:
+        if style == "github":
+            print(_annotation(fault))
+        else:
+            print(fault, file=sys.stderr)
+
+
+def _annotation(fault: Fault) -> str:
+    """A fault as a workflow command of GitHub Actions, which shows it beside the line of the file."""
+
+    def escape(text: str) -> str:
+        return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+    place = "file=" + escape(fault.path).replace(":", "%3A").replace(",", "%2C")
+    place += f",line={fault.line},col={fault.column}" if fault.line else ""
+    return f"::error {place}::" + escape(f"{fault.key}: {fault.message}" if fault.key else fault.message)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path may hold what the terminal cannot show.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            args = _parser().parse_args(argv)
+            report = _report(args)
+            _print(report, args.format)
+            return report.code
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Nobody reads on, as in `normgen list | head -1`; what is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141

@@ -1,0 +1,164 @@
+"""YAML text -> Spec, with every fault of a file found in one run, each at its line, column and key.
+
+What pydantic finds is said again in words for people: what is wrong, what would be right.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from normgen.errors import Fault, SpecError
+from normgen.nodes import FLOAT, MAX_BYTES, Document, KeyPath, Node, dotted, resolve
+from normgen.spec import Spec
+
+# Spellings that look like numbers, tried in this order, and why they are not read as one.
+_NO_NUMBERS = [
+    (FLOAT, "it does not fit a 64-bit float"),
+    (re.compile(r"[-+]?0[xob][0-9a-fA-F_]+"), "write it in decimal"),
+    (re.compile(r"[-+]?0[0-9]+([.eE].*)?"), "YAML 1.1 reads a leading zero as octal, where 010 is 8; leave it out"),
+    (
+        re.compile(r"[-+]?[0-9][0-9.]*_[0-9_.]*(e.*)?", re.I),
+        "YAML 1.1 skips underscores and YAML 1.2 does not; leave them out",
+    ),
+    (re.compile(r"[-+]?[0-9]+(:[0-9]+)+(\.[0-9]*)?"), "YAML 1.1 reads colons as base 60, where 12:30 is 750"),
+    (re.compile(r"[-+]?\.(inf|nan)", re.I), "it is not finite"),
+]
+
+
+def _why_text(node: Node, *wanted: type) -> str:
+    """Why what looks like a wanted kind of scalar is text; empty where nothing looks so."""
+    if isinstance(node.value, list):
+        return next(filter(None, (_why_text(item, *wanted) for item in node.value)), "")
+    if node.quoted:
+        return "; the quotes make it text, leave them out" if type(resolve(node.text)) in wanted else ""
+    if float not in wanted or not isinstance(node.value, str):
+        return ""
+    reasons = (f"; {reason}" for pattern, reason in _NO_NUMBERS if pattern.fullmatch(node.text))
+    return next(reasons, "")
+
+
+def _numeric(annotation: Any) -> bool:
+    return annotation in (int, float) or any(map(_numeric, get_args(annotation)))
+
+
+def _model(path: Sequence[str | int]) -> type[BaseModel]:
+    """The model of the mapping at a path."""
+    model: type[BaseModel] = Spec
+    for part in path:
+        model = _submodel(model.model_fields[str(part)].annotation) or model
+    return model
+
+
+def _field(path: Sequence[str | int]) -> FieldInfo:
+    return _model(path[:-1]).model_fields[str(path[-1])]
+
+
+def _submodel(annotation: Any) -> type[BaseModel] | None:
+    if parts := get_args(annotation):
+        return next(filter(None, map(_submodel, parts)), None)
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _keys(model: type[BaseModel], path: KeyPath = ()) -> Iterator[KeyPath]:
+    for name, field in model.model_fields.items():
+        yield (*path, name)
+        if below := _submodel(field.annotation):
+            yield from _keys(below, (*path, name))
+
+
+def _unknown(path: KeyPath) -> str:
+    import difflib  # only a misspelt key pays for it
+
+    key, known = str(path[-1]), list(_model(path[:-1]).model_fields)
+    elsewhere = [dotted(other) for other in _keys(Spec) if other[-1] == key]
+    meant = difflib.get_close_matches(key, known, n=1) or elsewhere
+    return f"unknown key; did you mean {meant[0]}?" if meant else f"unknown key; the keys here are {', '.join(known)}"
+
+
+def _message(error: ErrorDetails, node: Node) -> str:
+    """A fault that pydantic found, in words for people."""
+    path, context = error["loc"], error.get("ctx", {})
+    why = ""
+    match error["type"]:
+        case "normgen":
+            numeric = bool(path) and _numeric(_field(path).annotation)
+            return str(context["message"]) + (_why_text(node, int, float) if numeric else "")
+        case "missing":
+            return f"the key is missing, and has no default. {_field(path).description}"
+        case "extra_forbidden":
+            return _unknown(path)
+        case "literal_error":
+            wanted = str(context["expected"]).replace("'", "")
+        case "bool_type":
+            wanted, why = "true or false", _why_text(node, bool)
+        case "float_type":
+            wanted, why = "a number such as 1.0 or 1e-6", _why_text(node, int, float)
+        case "string_type":
+            wanted = "a word"
+        case "list_type":
+            wanted = f"a list such as [{node}]" if isinstance(node.value, str) else "a list in brackets"
+        case "model_type":
+            wanted = f"a mapping of the keys {', '.join(_model(path).model_fields)}"
+        case _:
+            return error["msg"]
+    return f"write {wanted}, not {node}{why}"
+
+
+def _faults(error: ValidationError, document: Document) -> Iterator[Fault]:
+    for detail in error.errors(include_url=False, include_input=False):
+        blamed = detail.get("ctx", {}).get("key")
+        path = (*detail["loc"], blamed) if blamed else detail["loc"]
+        if document.refused(path):
+            continue
+        key, value = document.at(path)
+        place = key if detail["type"] == "extra_forbidden" else value
+        yield Fault(document.source, place.line, place.column, dotted(path), _message(detail, value))
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a spec file, at most one more than `load` accepts.
+
+    Raises SpecError where there is no such regular file or it cannot be read.
+    """
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode):
+            with path.open("rb") as file:
+                return file.read(MAX_BYTES + 1)
+        message = "a folder; name the spec files in it" if stat.S_ISDIR(mode) else "not a regular file"
+    except OSError as error:
+        message = f"cannot be read: {(error.strerror or str(error)).lower()}"
+    raise SpecError([Fault(str(path), 0, 0, "", message)])
+
+
+def load(data: bytes, source: str) -> Spec:
+    """The spec that a file holds. `source` is the path that faults name.
+
+    Raises SpecError with all faults of the file, in the order of their lines.
+    """
+    document = Document(data, source)
+    faults = document.faults
+    if not isinstance(document.root.value, dict):
+        message = f"a spec is a mapping of keys such as name, norm and eps, not {document.root}"
+        raise SpecError([*faults, Fault(source, document.root.line, document.root.column, "", message)])
+    try:
+        spec = Spec.model_validate(document.root.data)
+    except ValidationError as error:
+        faults = [*faults, *_faults(error, document)]
+    if faults:
+        raise SpecError(sorted(faults, key=lambda fault: (fault.line, fault.column)))
+    return spec
+
+
+def fault_at(data: bytes, source: str, key: str, message: str) -> Fault:
+    """A fault that was found after loading, as between two specs, at the place of its dotted key."""
+    _, value = Document(data, source).at(key.split("."))
+    return Fault(source, value.line, value.column, key, message)

@@ -1,0 +1,236 @@
+"""Plan -> {path: text}: the Jinja environment and the two files of a spec. No decision is taken here."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from normgen.emit import seal
+from normgen.kernels import Kernel, Kernels, kernels
+from normgen.numerics import BOUNDS
+from normgen.plan import Plan
+from normgen.stages.base import Stage, Tensor
+from normgen.target import CHUNK, COLUMNS
+
+WIDTH = 120
+
+
+def templates() -> Path:
+    """The folder of templates: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).parent
+    inside = package / "templates"
+    return inside if inside.is_dir() else package.parent / "templates"
+
+
+def call(head: str, arguments: list[str], tail: str = ")", indent: int = 0) -> str:
+    """`head`, arguments, `tail` as ruff formats them: on one line where that fits, else one argument a line.
+
+    `indent` is the column at which the text will stand; the caller indents.
+    """
+    line = f"{head}{', '.join(arguments)}{tail}"
+    if indent + len(line) <= WIDTH:
+        return line
+    return "\n".join([head, *(f"    {argument}," for argument in arguments), tail])
+
+
+def dense(text: str) -> str:
+    """`text` without empty lines, as the inside of a function is."""
+    return "\n".join(line for line in text.splitlines() if line.strip())
+
+
+def literal(text: str, indent: int) -> str:
+    """`text` as a string literal, cut at commas into adjacent literals where it does not fit one line."""
+    lines = [""]
+    for part in re.split(r"(?<=, )", text):
+        if indent + len(lines[-1] + part) + len('"",') > WIDTH:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(f'"{line}"' for line in lines)
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    env = Environment(
+        loader=FileSystemLoader(templates()),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    env.globals.update(call=call, title=title, dtype_words=dtype_words, chunk=CHUNK, columns=COLUMNS)
+    env.filters.update(
+        dense=dense,
+        literal=literal,
+        prefix=lambda name, prefix: f"{prefix}{name}",
+        quoted=lambda name: f'"{name}"',
+        sentence=sentence,
+        wrap=lambda text: textwrap.wrap(text, WIDTH),
+    )
+    return env
+
+
+def stage_text(stage: Stage, macro: str, taken: str, left: str) -> str:
+    """The text of one macro of a stage's template; empty for a macro that the stage does not have."""
+    module: Any = environment().get_template(f"stages/{stage.template}.jinja").module
+    return str(getattr(module, macro)(stage, taken, left)) if hasattr(module, macro) else ""
+
+
+def solve(plan: Plan) -> Kernels:
+    """The kernels of the plan."""
+    return kernels(plan, stage_text)
+
+
+def kernel_text(plan: Plan, kernel: Kernel) -> str:
+    module: Any = environment().get_template(f"strategies/{kernel.strategy}.jinja").module
+    return dense(str(module.kernel(kernel, plan)))
+
+
+def render(plan: Plan, source: str) -> dict[str, str]:
+    """The files of a spec by their path in the output directory; `source` is the spec's path as the header names it."""
+    name, digest = plan.spec.name, plan.spec.digest
+    solved = solve(plan)
+    scope = {
+        "plan": plan,
+        "kernels": solved,
+        "kernel_text": lambda kernel: kernel_text(plan, kernel),
+        "namespace": f"normgen_{digest[:8]}",
+        "class_name": "".join(part.capitalize() for part in name.split("_")),
+        "title": title(plan),
+        "formula": formula(plan),
+        "eps_lines": textwrap.wrap(eps_sentence(plan), WIDTH),
+        "reasons": [
+            line for r in plan.reasons for line in textwrap.wrap(r, WIDTH, initial_indent="- ", subsequent_indent="  ")
+        ],
+        "reference_lines": reference_lines(plan),
+        "bounds": BOUNDS,
+        "owners": [[i for i, (_, g) in enumerate(solved.gradient_of) if g == gradient] for gradient in solved.gradients],
+        "shapes_without_rows": f"[{', '.join('(2, 0)' if t.dims == 'N' else '(2, 0, H)' for t in plan.results)}]",
+    }
+    bodies = {
+        f"{name}.py": environment().get_template("module.py.jinja").render(scope),
+        f"tests/test_{name}.py": environment().get_template("test.py.jinja").render(scope),
+    }
+    return {path: seal(_tidy(body), source, digest) for path, body in bodies.items()}
+
+
+def _tidy(text: str) -> str:
+    """No trailing blanks and no more than two empty lines."""
+    text = "\n".join(line.rstrip() for line in text.splitlines())
+    return re.sub(r"\n{4,}", "\n\n\n", text).strip("\n") + "\n"
+
+
+def title(plan: Plan) -> str:
+    """One line: what is computed."""
+    norm = "RMSNorm" if plan.spec.norm == "rms" else "LayerNorm"
+    of = " of x + residual" if plan.spec.residual else ""
+    return f"{norm}{of} over the last axis, forward{' and backward' if plan.backward else ' only'}."
+
+
+def formula(plan: Plan) -> list[str]:
+    """The mathematics, a line a stage."""
+    return [stage.formula(taken, left) for stage, taken, left in plan.stages]
+
+
+def eps_sentence(plan: Plan) -> str:
+    if plan.spec.eps.placement == "inside_sqrt":
+        return "eps stands inside the square root, 1 / sqrt(var + eps): the PyTorch convention."
+    return "eps stands outside the square root, 1 / (sqrt(var) + eps): not the PyTorch convention."
+
+
+def reference_lines(plan: Plan) -> list[str]:
+    """The body of the plain PyTorch formula, from the stages' own words."""
+    text = "\n".join(stage_text(stage, "reference", taken, left) for stage, taken, left in plan.stages)
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def explain(plan: Plan) -> str:
+    """What will be computed, with which tensors, how it is launched and why, in text for a terminal."""
+    data = explain_data(plan)
+    rows = [f"  {t['name']:<14}{t['role']:<11}{t['shape']:<12}{t['dtype']}" for t in _tensors(plan)]
+    return "\n".join(
+        [
+            f"{plan.spec.name}: {data['title']}",
+            "",
+            *(f"  {line}" for line in formula(plan)),
+            f"  {eps_sentence(plan)}",
+            "",
+            "tensors",
+            *rows,
+            "",
+            "kernels",
+            *(f"  {kernel.name}: {kernel.doc}" for kernel in solve(plan).all),
+            "",
+            "why",
+            *(f"  - {reason}" for reason in plan.reasons),
+            "",
+            "instead",
+            f"  {alternative(plan)}",
+        ]
+    )
+
+
+def explain_data(plan: Plan) -> dict[str, object]:
+    """The same as `explain`, for programs."""
+    return {
+        "name": plan.spec.name,
+        "title": title(plan),
+        "formula": formula(plan),
+        "eps": eps_sentence(plan),
+        "tensors": _tensors(plan),
+        "kernels": [{"name": kernel.name, "doc": kernel.doc} for kernel in solve(plan).all],
+        "reasons": list(plan.reasons),
+        "alternative": alternative(plan),
+    }
+
+
+def sentence(names: Iterable[object], word: str = "or") -> str:
+    """`a, b or c`."""
+    *most, last = map(str, names)
+    return f"{', '.join(most)} {word} {last}" if most else last
+
+
+def dtype_words(plan: Plan, tensor: Tensor) -> str:
+    """The dtype of a tensor in a docstring."""
+    if tensor.dtype == "weight":
+        return sentence("dtype of x" if name == "same" else name for name in plan.spec.dtypes.weight)
+    if tensor.value == "x":
+        return sentence(plan.spec.dtypes.input)
+    return "dtype of x" if tensor.dtype == "input" else tensor.dtype
+
+
+def _tensors(plan: Plan) -> list[dict[str, str]]:
+    shapes = {"NH": "(..., H)", "N": "(...)", "H": "(H,)"}
+    dtypes = {"input": "that of x", "weight": " or ".join(plan.spec.dtypes.weight), "compute": "float32"}
+    return [
+        {
+            "name": tensor.api,
+            "role": tensor.role,
+            "shape": shapes[tensor.dims],
+            "dtype": dtypes.get(tensor.dtype, tensor.dtype),
+            "doc": tensor.doc,
+        }
+        for tensor in plan.arguments + plan.results
+    ]
+
+
+def alternative(plan: Plan) -> str:
+    """When plain PyTorch is enough."""
+    spec = plan.spec
+    plain = spec.affine is None or (spec.affine.cast == "multiply_then_cast" and not spec.affine.weight_offset)
+    if spec.residual is None and plain and spec.eps.placement == "inside_sqrt" and spec.dtypes.output == "same":
+        module = "RMSNorm" if spec.norm == "rms" else "LayerNorm"
+        return (
+            f"torch.nn.{module} computes the same, and torch.compile fuses it; generate this one for an operator that is "
+            "the same in eager mode and in a graph, for its tests, or where you measured it to be faster."
+        )
+    return (
+        "No torch.nn module computes this in one pass. torch.compile can fuse the plain formula; generate this one where "
+        "the rounding points must be exactly these, in eager mode and in a graph."
+    )

@@ -1,0 +1,201 @@
+"""What a user asks for: the pydantic model of a spec file.
+
+`specs/README.md` says what every key means. The mappings of the stages stand in `normgen/stages`; rules that span
+several keys live in the class that holds all of them, each with its reason in words.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import json
+import keyword
+import reprlib
+from itertools import pairwise
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from normgen.stages.affine import Affine
+from normgen.stages.base import Model, Stage, fault
+from normgen.stages.normalize import Eps, Normalize, Statistic
+from normgen.stages.residual import Residual
+from normgen.target import single_block_limit
+
+MAX_HIDDEN = 2**20
+
+InputDtype = Literal["float16", "bfloat16", "float32"]
+NamedDtype = Literal["same", "float16", "bfloat16", "float32"]
+
+
+def _distinct(values: list[str]) -> list[str]:
+    if not values:
+        raise fault("the list is empty; name at least one dtype")
+    for value in values:
+        if values.count(value) > 1:
+            raise fault(f"{value} is listed twice; list each dtype once")
+    return values
+
+
+class Dtypes(Model):
+    """The dtypes a call may use. float64 throughout is always accepted besides, for gradcheck."""
+
+    input: list[InputDtype] = Field(["float16", "bfloat16", "float32"], description="Dtypes of x.")
+    weight: list[NamedDtype] = Field(
+        ["same", "float32"], description="Dtypes of weight and bias; `same` is the dtype of x."
+    )
+    output: NamedDtype = Field("same", description="Dtype of y; `same` is the dtype of x.")
+
+    _input_distinct = field_validator("input")(_distinct)
+    _weight_distinct = field_validator("weight")(_distinct)
+
+
+def _none_or(model: type[Stage], key: str) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if value == "none":
+            return None
+        if isinstance(value, (dict, BaseModel)):
+            return value
+        raise fault(f"must be `none` or a mapping of the keys of {key}, not {reprlib.repr(value)}")
+
+    return BeforeValidator(check, json_schema_input_type=Annotated[Any, WithJsonSchema({"const": "none"})] | model)
+
+
+def _hidden(value: Any) -> Any:
+    wanted = f"write `dynamic`, a width from 1 to {MAX_HIDDEN}, or a list of distinct widths such as [1024, 4096]"
+    if value == "dynamic":
+        return value
+    widths = value if isinstance(value, (list, tuple)) else [value]
+    if not widths or any(not isinstance(w, int) or isinstance(w, bool) for w in widths):
+        raise fault(f"{reprlib.repr(value)} is not a width; {wanted}")
+    ordered = tuple(sorted(widths))
+    for width in (ordered[0], ordered[-1]):
+        if not 1 <= width <= MAX_HIDDEN:
+            raise fault(f"the width {width} is out of range; {wanted}")
+    for width, following in pairwise(ordered):
+        if width == following:
+            raise fault(f"the width {width} is listed twice; {wanted}")
+    return ordered
+
+
+_WIDTH_SCHEMA: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": MAX_HIDDEN}
+_HIDDEN_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"const": "dynamic"},
+        _WIDTH_SCHEMA,
+        {"type": "array", "items": _WIDTH_SCHEMA, "minItems": 1, "uniqueItems": True},
+    ]
+}
+
+# Names of the generated module itself; a function of the same name would shadow one of them.
+RESERVED_NAMES = frozenset({"torch", "triton", "tl", "math", "hashlib", "inspect", "functools", "nn", "reference"})
+
+
+class Spec(Model):
+    """One normalisation, over the last axis (width H) of every input."""
+
+    name: str = Field(description="A Python identifier in lower case; file, function and operator are called this.")
+    norm: Literal["rms", "layer"] = Field(description="rms: x / rms(x); layer: (x - mean) / std.")
+    hidden: Annotated[str | tuple[int, ...], PlainValidator(_hidden), WithJsonSchema(_HIDDEN_SCHEMA)] = Field(
+        "dynamic", description="The widths accepted: any, one (baked into the kernel) or a list."
+    )
+    eps: Eps = Field(description="The constant in the root, and where it stands.")
+    dtypes: Dtypes = Field(default_factory=lambda: Dtypes.model_validate({}), description="The dtypes of a call.")
+    affine: Annotated[Affine | None, _none_or(Affine, "affine")] = Field(
+        default_factory=lambda: Affine.model_validate({}), description="none, or the learned scale and shift."
+    )
+    residual: Annotated[Residual | None, _none_or(Residual, "residual")] = Field(
+        None, description="none, or a second input added before the norm."
+    )
+    save: list[Statistic] = Field(
+        default_factory=list,
+        description="Row statistics the forward kernel writes for backward; what is not saved is computed again.",
+    )
+    grad: bool = Field(True, description="Emit the backward pass and autograd.")
+    strategy: Literal["auto", "single_block", "welford"] = Field(
+        "auto",
+        description="auto: by width; single_block: a row in one block; welford: a loop over chunks of the row.",
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _identifier(cls, name: str) -> str:
+        rule = "use lower-case ASCII letters, digits and _, starting with a letter, at most 64 characters"
+        if not (name.isascii() and name.isidentifier() and name[0].isalpha() and name == name.lower()):
+            raise fault(f"{reprlib.repr(name)} is not a usable name; {rule}")
+        if len(name) > 64:
+            raise fault(f"the name is {len(name)} characters long; {rule}")
+        if keyword.iskeyword(name) or keyword.issoftkeyword(name) or name.capitalize() in keyword.kwlist:
+            raise fault(f"{name!r} is a keyword of Python; choose another name")
+        if hasattr(builtins, name):
+            raise fault(f"{name!r} is a builtin of Python; choose another name")
+        if name in RESERVED_NAMES:
+            raise fault(f"{name!r} is a name that the generated module uses itself; choose another name")
+        return name
+
+    @field_validator("save")
+    @classmethod
+    def _save_existing_once(cls, save: list[Statistic], info: ValidationInfo) -> list[Statistic]:
+        for statistic in save:
+            if save.count(statistic) > 1:
+                raise fault(f"{statistic} is listed twice; list each statistic once")
+        if "mean" in save and info.data.get("norm") == "rms":
+            raise fault("an RMS norm has no mean; write save: [rstd] or save: []")
+        return sorted(save)
+
+    @model_validator(mode="after")
+    def _row_fits_block(self) -> Spec:
+        limit = single_block_limit(self.grad)
+        too_wide = [width for width in self.widths or () if width > limit]
+        if self.strategy == "single_block" and too_wide:
+            raise fault(
+                f"strategy single_block keeps a row in registers, {limit} elements at most{' with grad' * self.grad}, "
+                f"not {too_wide[0]}; write strategy: auto or a smaller width",
+                key="hidden",
+            )
+        return self
+
+    @property
+    def widths(self) -> tuple[int, ...] | None:
+        """The accepted widths in ascending order, or None where any width is."""
+        return None if self.hidden == "dynamic" else cast("tuple[int, ...]", self.hidden)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The pipeline, in order."""
+        norm = Normalize(norm=self.norm, placement=self.eps.placement, save=self.save)
+        return tuple(stage for stage in (self.residual, norm, self.affine) if stage is not None)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the spec's meaning: comments, order and spelled-out defaults do not count."""
+        meaning = self.model_dump(mode="json", warnings=False)
+        return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
+
+
+class _SpecSchema(GenerateJsonSchema):
+    """No key of a spec takes null: a key that is not wanted is left out."""
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        made = super().default_schema(schema)
+        return {key: value for key, value in made.items() if (key, value) != ("default", None)}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a spec file, for editors."""
+    schema = Spec.model_json_schema(schema_generator=_SpecSchema)
+    return {"$schema": GenerateJsonSchema.schema_dialect, **schema, "title": "normgen spec"}

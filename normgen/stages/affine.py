@@ -1,0 +1,47 @@
+"""The learned scale and shift after the norm."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from normgen.stages.base import Stage, Tensor, fault
+
+
+class Affine(Stage):
+    """The learned scale and shift, both of shape (H,)."""
+
+    template: ClassVar[str] = "affine"
+    leaves: ClassVar[str] = "normed"
+
+    weight: bool = Field(True, description="Multiply by a weight.")
+    bias: bool = Field(False, description="Add a bias.")
+    weight_offset: float = Field(0.0, description="Multiply by weight + weight_offset, the sum taken in fp32.")
+    cast: Literal["multiply_then_cast", "cast_then_multiply"] = Field(
+        "multiply_then_cast",
+        description="multiply_then_cast: one rounding, at the store, as in torch.nn; "
+        "cast_then_multiply: x_hat is rounded to the dtype of x before the product, as in Llama.",
+    )
+
+    @model_validator(mode="after")
+    def _weight_first(self) -> Affine:
+        if not math.isfinite(self.weight_offset):
+            raise fault(f"weight_offset must be finite, not {self.weight_offset!r}; 0.0 and 1.0 are usual", key="weight_offset")
+        if self.weight:
+            return self
+        if self.bias:
+            raise fault("bias needs weight: a shift without a scale is not one of the norms in use; set weight: true", key="bias")
+        raise fault("a norm without weight has nothing to configure here; write `affine: none`", key="weight")
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        gamma = Tensor("gamma", "H", "parameter", "weight", "weight", "scale", pad=1.0)
+        beta = Tensor("beta", "H", "parameter", "weight", "bias", "shift")
+        return (gamma, beta) if self.bias else (gamma,)
+
+    def formula(self, taken: str, left: str) -> str:
+        offset = f"{self.weight_offset:+g}".replace("+", " + ").replace("-", " - ") if self.weight_offset else ""
+        gain = f"(weight{offset})" if offset else "weight"
+        factor = f"round({taken})" if self.cast == "cast_then_multiply" else taken
+        return f"{left} = {factor} * {gain}" + (" + bias" if self.bias else "")
