@@ -35,7 +35,9 @@ def main() -> int:
     shapes = ((4, 8, 256), (4, 8, 256), (256,))
     inputs = [torch.randn(shape, device=device, requires_grad=True) for shape in shapes]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    kernels = {name: Counted(getattr(module, name)) for name in ("rmsnorm_residual_forward", "rmsnorm_residual_backward")}
+    kernels = {
+        name: Counted(getattr(module, name)) for name in ("rmsnorm_residual_forward", "rmsnorm_residual_backward")
+    }
     for name, kernel in kernels.items():
         setattr(module, name, kernel)
 

@@ -1,6 +1,6 @@
 """Plan -> the kernels of a module: for each, what it loads and stores, and its equations in order.
 
-The one place that knows which kernel computes what; `equations` does the ordering, `templates/strategies` hold the loops.
+The one place that knows which kernel computes what; `equations` orders the lines, `templates/strategies` hold loops.
 """
 
 from __future__ import annotations
@@ -159,9 +159,7 @@ def _with_backward(
 ) -> Kernels:
     assert plan.backward is not None
     name = plan.spec.name
-    backward_equations = [
-        e for stage, x, y in reversed(plan.stages) for e in parse(macro(stage, "backward", x, y))
-    ]
+    backward_equations = [e for stage, x, y in reversed(plan.stages) for e in parse(macro(stage, "backward", x, y))]
     equations = forward_equations + backward_equations
     incoming = tuple(_gradient(tensor, "input") for tensor in plan.outputs)
     faithful = tuple(t for t in plan.outputs if t.value != "y" and t.faithful)
@@ -187,7 +185,12 @@ def _with_backward(
         known = offered + plan.scratch
         passes = chunked(System.of(equations, known, row_gradients, folds))
         chunked_rows = _kernel(
-            f"{name}_backward_chunked", "chunked", "Row gradients, each row in chunks.", known, row_gradients, passes=passes
+            f"{name}_backward_chunked",
+            "chunked",
+            "Row gradients, each row in chunks.",
+            known,
+            row_gradients,
+            passes=passes,
         )
         if sums:
             hoisted, steps = persistent(System.of(equations, known, sums))
@@ -204,7 +207,11 @@ def _with_backward(
             sources = tuple(t for t in faithful + plan.inputs)
             passes = chunked(System.of(equations, sources, plan.scratch, folds))
             statistics = _kernel(
-                f"{name}_statistics", "chunked", "Row statistics that forward did not save.", sources, plan.scratch,
+                f"{name}_statistics",
+                "chunked",
+                "Row statistics that forward did not save.",
+                sources,
+                plan.scratch,
                 passes=passes,
             )
     sum_partials = None

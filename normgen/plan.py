@@ -69,7 +69,9 @@ def plan(spec: Spec) -> Plan:
         Tensor("y", "NH", "output", output, "y", "the normalised result", stem="out"),
         *(tensor for stage in stages for tensor in stage.tensors()),
     ]
-    by_role = {role: tuple(t for t in tensors if t.role == role) for role in ("input", "parameter", "output", "statistic")}
+    by_role = {
+        role: tuple(t for t in tensors if t.role == role) for role in ("input", "parameter", "output", "statistic")
+    }
     norm = next(stage for stage in stages if isinstance(stage, Normalize))
     saved = {tensor.value for tensor in by_role["statistic"]}
     reasons: list[str] = []
@@ -98,7 +100,7 @@ def _direction(spec: Spec, name: str, ladder: tuple[Rung, ...], reasons: list[st
         return Direction((), chunked=True)
     rungs = tuple(
         rung
-        for below, rung in zip((0, *(r.widest for r in ladder)), ladder)
+        for below, rung in zip((0, *(r.widest for r in ladder)), ladder, strict=False)
         if widths is None or any(below < width <= rung.widest for width in widths)
     )
     for rung in rungs:

@@ -110,7 +110,9 @@ def render(plan: Plan, source: str) -> dict[str, str]:
         ],
         "reference_lines": reference_lines(plan),
         "bounds": BOUNDS,
-        "owners": [[i for i, (_, g) in enumerate(solved.gradient_of) if g == gradient] for gradient in solved.gradients],
+        "owners": [
+            [i for i, (_, g) in enumerate(solved.gradient_of) if g == gradient] for gradient in solved.gradients
+        ],
         "shapes_without_rows": f"[{', '.join('(2, 0)' if t.dims == 'N' else '(2, 0, H)' for t in plan.results)}]",
     }
     bodies = {
@@ -227,10 +229,10 @@ def alternative(plan: Plan) -> str:
     if spec.residual is None and plain and spec.eps.placement == "inside_sqrt" and spec.dtypes.output == "same":
         module = "RMSNorm" if spec.norm == "rms" else "LayerNorm"
         return (
-            f"torch.nn.{module} computes the same, and torch.compile fuses it; generate this one for an operator that is "
-            "the same in eager mode and in a graph, for its tests, or where you measured it to be faster."
+            f"torch.nn.{module} computes the same, and torch.compile fuses it; generate this one for an operator that "
+            "is the same in eager mode and in a graph, for its tests, or where you measured it to be faster."
         )
     return (
-        "No torch.nn module computes this in one pass. torch.compile can fuse the plain formula; generate this one where "
-        "the rounding points must be exactly these, in eager mode and in a graph."
+        "No torch.nn module computes this in one pass. torch.compile can fuse the plain formula; generate this one "
+        "where the rounding points must be exactly these, in eager mode and in a graph."
     )

@@ -28,11 +28,16 @@ class Affine(Stage):
     @model_validator(mode="after")
     def _weight_first(self) -> Affine:
         if not math.isfinite(self.weight_offset):
-            raise fault(f"weight_offset must be finite, not {self.weight_offset!r}; 0.0 and 1.0 are usual", key="weight_offset")
+            raise fault(
+                f"weight_offset must be finite, not {self.weight_offset!r}; 0.0 and 1.0 are usual", key="weight_offset"
+            )
         if self.weight:
             return self
         if self.bias:
-            raise fault("bias needs weight: a shift without a scale is not one of the norms in use; set weight: true", key="bias")
+            raise fault(
+                "bias needs weight: a shift without a scale is not one of the norms in use; set weight: true",
+                key="bias",
+            )
         raise fault("a norm without weight has nothing to configure here; write `affine: none`", key="weight")
 
     def tensors(self) -> tuple[Tensor, ...]:
