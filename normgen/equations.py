@@ -18,6 +18,7 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from normgen.stages.base import Tensor
 
@@ -68,6 +69,27 @@ class Fold:
     begin: tuple[str, ...]
     each: tuple[str, ...]
     end: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(begin: Iterable[str], each: Iterable[str]) -> Fold:
+        """A fold whose targets are what `begin` defines, and that uses what neither block does."""
+        begin, each = tuple(begin), tuple(each)
+        targets = tuple(map(_target, begin))
+        defined = {*targets, *map(_target, each)}
+        uses = dict.fromkeys(name for line in each for name in _names(line) if name not in defined)
+        return Fold(targets, tuple(uses), begin, each)
+
+    def only(self, wanted: Iterable[str]) -> Fold:
+        """The fold without the lines that its wanted targets do not need."""
+        kept = set(wanted)
+        while more := {name for line in self.each if _target(line) in kept for name in _names(line)} - kept:
+            kept |= more
+        each = (line for line in self.each if line.startswith("#") or _target(line) in kept)
+        return Fold.of((line for line in self.begin if _target(line) in kept), each)
+
+
+def _target(line: str) -> str:
+    return line.split(" ", 1)[0]
 
 
 @dataclass(frozen=True)
@@ -123,9 +145,10 @@ def substitute(expression: str, names: Mapping[str, str]) -> str:
     return re.sub(pattern, lambda match: names[match.group(1)], expression)
 
 
+@lru_cache(maxsize=4096)
 def _names(text: str) -> tuple[str, ...]:
-    found = [node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
-    return tuple(dict.fromkeys(name for name in found if name not in SCOPE))
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and node.id not in SCOPE]
+    return tuple(dict.fromkeys(node.id for node in sorted(found, key=lambda node: node.col_offset)))
 
 
 def parse(text: str) -> list[Equation]:
@@ -161,12 +184,7 @@ def parse_fold(text: str) -> Fold | None:
     if not text.strip():
         return None
     begin, each = text.split("begin:")[1].split("each:")
-    begin_lines = tuple(filter(None, map(str.strip, begin.splitlines())))
-    each_lines = tuple(filter(None, map(str.strip, each.splitlines())))
-    targets = tuple(line.split(" = ")[0] for line in begin_lines)
-    defined = {*targets, *(line.split(" = ")[0] for line in each_lines)}
-    uses = dict.fromkeys(name for line in each_lines for name in _names(line) if name not in defined)
-    return Fold(targets, tuple(uses), begin_lines, each_lines)
+    return Fold.of(*(filter(None, map(str.strip, block.splitlines())) for block in (begin, each)))
 
 
 @dataclass(frozen=True)
@@ -318,6 +336,7 @@ def straight(system: System) -> list[Step]:
     done: set[str] = set()
     needed = system.needed()
     reductions = [name for name in needed if system.reduces(name)]
+    sums = [(tensor, value) for tensor, value in system.stores if tensor.dims == "H"]
 
     def emit(name: str) -> None:
         if name in done:
@@ -328,23 +347,30 @@ def straight(system: System) -> list[Step]:
         steps.append(system.step(name))
         steps.extend(Store(tensor, value) for tensor, value in system.stores if value == name and tensor.dims != "H")
 
+    def accumulate(level: int) -> None:
+        """Add to the sums over rows what is known by `level`: no reduction to come need keep it in registers."""
+        for tensor, value in [one for one in sums if system.level(one[1]) <= level]:
+            sums.remove((tensor, value))
+            if value in system.loads or any(value in system.uses(name) for name in needed):
+                emit(value)
+                steps.append(Accumulate(tensor, value))
+            else:
+                for use in system.uses(value):
+                    emit(use)
+                steps.append(Accumulate(tensor, system.equations[value].expression))
+
     for level in range(1, max(map(system.level, reductions), default=0) + 1):
         here = [name for name in reductions if system.level(name) == level]
         for name in here:
             for use in system.uses(name):
                 emit(use)
+        accumulate(level - 1)
         for name in here:
             emit(name)
     for tensor, value in system.stores:
         if tensor.dims != "H":
             emit(value)
-        elif value in system.loads or any(value in system.uses(name) for name in needed):
-            emit(value)
-            steps.append(Accumulate(tensor, value))
-        else:
-            for use in system.uses(value):
-                emit(use)
-            steps.append(Accumulate(tensor, system.equations[value].expression))
+    accumulate(len(reductions))
     return steps
 
 
@@ -390,6 +416,8 @@ def chunked(system: System) -> list[Pass]:
         for name in reductions:
             if system.level(name) == level + 1 and name not in rows_done:
                 fold = system.fold(name)
+                if not set(fold.targets) <= set(reductions):
+                    fold = fold.only(set(fold.targets) & set(reductions))
                 for use in fold.uses:
                     emit(use, before)
                 rows_done.update(fold.targets)

@@ -13,6 +13,7 @@ from functools import cached_property
 from normgen.equations import (
     Accumulate,
     Equation,
+    EquationError,
     Fold,
     Let,
     Load,
@@ -26,7 +27,7 @@ from normgen.equations import (
     straight,
 )
 from normgen.plan import Plan
-from normgen.stages.base import Role, Stage, Tensor
+from normgen.stages.base import Stage, Tensor
 
 Macro = Callable[[Stage, str, str, str], str]
 """Renders the macro of that name of a stage's template: (stage, macro, taken, left) -> text."""
@@ -52,11 +53,7 @@ class Kernel:
     @cached_property
     def optional(self) -> bool:
         """Whether a store may be left out at run time, its pointer None: one gradient is wanted and another not."""
-        return len(self.stores) > 1 and not self.is_forward
-
-    @cached_property
-    def is_forward(self) -> bool:
-        return not any(tensor.value.startswith("d") for tensor in self.tensors)
+        return len(self.stores) > 1 and all(tensor.role == "gradient" for tensor in self.stores)
 
     @cached_property
     def strided(self) -> tuple[Tensor, ...]:
@@ -116,6 +113,10 @@ class Kernels:
     """The gradients that backward is given, one for each output."""
 
     @property
+    def rounds_forward(self) -> bool:
+        return any(kernel.dtypes for kernel in (self.forward, self.forward_chunked) if kernel)
+
+    @property
     def rounds(self) -> bool:
         """Whether any kernel rounds to a dtype that it is given."""
         return any(kernel.dtypes for kernel in self.all)
@@ -137,21 +138,34 @@ class Kernels:
 def kernels(plan: Plan, macro: Macro) -> Kernels:
     """Solve the equations of the plan's stages for every kernel that its strategies ask for."""
     name = plan.spec.name
-    forward_equations = [e for stage, x, y in plan.stages for e in parse(macro(stage, "forward", x, y))]
+    forward_equations = _equations(plan, macro, "forward")
     folds = [f for stage, x, y in plan.stages if (f := parse_fold(macro(stage, "chunked", x, y)))]
     loads = plan.inputs + plan.parameters
     stores = plan.outputs + plan.statistics
     forward = forward_chunked = None
     if plan.forward.ladder:
         steps = straight(System.of(forward_equations, loads, stores))
-        forward = _kernel(f"{name}_forward", "tile", "y, a tile of whole rows a program.", loads, stores, steps=steps)
+        forward = _kernel(
+            f"{name}_forward", "tile", "Results, a tile of whole rows a program.", loads, stores, steps=steps
+        )
     if plan.forward.chunked:
         passes = chunked(System.of(forward_equations, loads, stores, folds))
         forward_chunked = _kernel(
-            f"{name}_forward_chunked", "chunked", "y, each row in chunks.", loads, stores, passes=passes
+            f"{name}_forward_chunked", "chunked", "Results, each row in chunks.", loads, stores, passes=passes
         )
     nothing = Kernels(forward, forward_chunked, None, None, None, None, None, (), (), (), ())
     return _with_backward(plan, macro, forward_equations, folds, nothing) if plan.backward else nothing
+
+
+def _equations(plan: Plan, macro: Macro, direction: str) -> list[Equation]:
+    """The equations of all stages in one direction. No two stages may define the same name."""
+    equations: dict[str, Equation] = {}
+    for stage, taken, left in plan.stages:
+        for equation in parse(macro(stage, direction, taken, left)):
+            if equation.target in equations:
+                raise EquationError(f"{equation.target} is defined by two stages, the second being {stage.template}")
+            equations[equation.target] = equation
+    return list(equations.values())
 
 
 def _with_backward(
@@ -159,13 +173,13 @@ def _with_backward(
 ) -> Kernels:
     assert plan.backward is not None
     name = plan.spec.name
-    backward_equations = [e for stage, x, y in reversed(plan.stages) for e in parse(macro(stage, "backward", x, y))]
+    backward_equations = _equations(plan, macro, "backward")
     equations = forward_equations + backward_equations
-    incoming = tuple(_gradient(tensor, "input") for tensor in plan.outputs)
+    incoming = tuple(_gradient(tensor) for tensor in plan.outputs)
     faithful = tuple(t for t in plan.outputs if t.value != "y" and t.faithful)
     offered = incoming + faithful + plan.inputs + plan.parameters + plan.statistics
     row_gradients, gradient_of = _distinct_gradients(plan, equations, offered)
-    sums = tuple(replace(_gradient(t, "output"), stem=f"d{t.value}_partial") for t in plan.parameters)
+    sums = tuple(replace(_gradient(t), stem=f"d{t.value}_partial") for t in plan.parameters)
     gradient_of += tuple(zip(plan.parameters, sums, strict=True))
 
     whole = chunked_rows = columns = statistics = None
@@ -238,17 +252,17 @@ def _with_backward(
     )
 
 
-def _gradient(tensor: Tensor, role: Role) -> Tensor:
+def _gradient(tensor: Tensor) -> Tensor:
     value = f"d{tensor.value}"
     doc = f"gradient of {tensor.api}"
-    return replace(tensor, value=value, role=role, api=f"d{tensor.api}", doc=doc, pad=0.0, stem="")
+    return replace(tensor, value=value, role="gradient", api=f"d{tensor.api}", doc=doc, pad=0.0, stem="")
 
 
 def _distinct_gradients(
     plan: Plan, equations: list[Equation], offered: tuple[Tensor, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[tuple[Tensor, Tensor], ...]]:
     """The row gradients, each value stored once a dtype, and which input is handed which."""
-    wanted = tuple(_gradient(tensor, "output") for tensor in plan.inputs)
+    wanted = tuple(_gradient(tensor) for tensor in plan.inputs)
     stores = System.of(equations, offered, wanted).stores
     first: dict[tuple[str, str], Tensor] = {}
     handed = []

@@ -93,7 +93,8 @@ def plan(spec: Spec) -> Plan:
 
 def _direction(spec: Spec, name: str, ladder: tuple[Rung, ...], reasons: list[str]) -> Direction:
     """The part of the ladder that the spec's widths and strategy use."""
-    limit = ladder[-1].widest
+    single_block = spec.strategy == "single_block"
+    limit = single_block_limit(spec.grad) if single_block else ladder[-1].widest
     widths = spec.widths
     if spec.strategy == "welford":
         reasons.append(f"{name}: rows are walked in chunks at every width, as strategy: welford asks")
@@ -101,22 +102,22 @@ def _direction(spec: Spec, name: str, ladder: tuple[Rung, ...], reasons: list[st
     rungs = tuple(
         rung
         for below, rung in zip((0, *(r.widest for r in ladder)), ladder, strict=False)
-        if widths is None or any(below < width <= rung.widest for width in widths)
+        if below < limit and (widths is None or any(below < width <= rung.widest for width in widths))
     )
     for rung in rungs:
-        reasons.append(f"{name}: to H = {rung.widest}, {rung.reason} ({rung.warps} warps)")
+        tile = f"{rung.elements} elements, {rung.warps} warp{'s' * (rung.warps > 1)}"
+        reasons.append(f"{name}: to H = {rung.widest}, {rung.reason} ({tile})")
     chunks = spec.strategy == "auto" and (widths is None or widths[-1] > limit)
     if chunks:
         reasons.append(f"{name}: beyond H = {limit} a row does not fit the registers of one program: chunks")
-    elif spec.strategy == "single_block" and widths is None:
-        limit = single_block_limit(spec.grad)
+    elif single_block and widths is None and name == "forward":
         reasons.append(f"{name}: wider rows than {limit} are refused at run time, as strategy: single_block asks")
     return Direction(rungs, chunks)
 
 
 def _memory_reasons(spec: Spec) -> list[str]:
     if not spec.grad:
-        return ["grad: false, so there is no backward pass and nothing is saved for one"]
+        return ["grad: false, so there is no backward pass"]
     reasons = []
     residual = spec.residual
     if residual and residual.normalises_stored_sum:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from collections.abc import Iterable
@@ -9,14 +10,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 
 from normgen.emit import seal
 from normgen.kernels import Kernel, Kernels, kernels
 from normgen.numerics import BOUNDS
 from normgen.plan import Plan
 from normgen.stages.base import Stage, Tensor
-from normgen.target import CHUNK, COLUMNS
+from normgen.target import CHUNK, COLUMNS, MEASURED
 
 WIDTH = 120
 
@@ -39,6 +40,27 @@ def call(head: str, arguments: list[str], tail: str = ")", indent: int = 0) -> s
     return "\n".join([head, *(f"    {argument}," for argument in arguments), tail])
 
 
+def launch_arguments(kernel: Kernel) -> list[str]:
+    """What a kernel is launched with, apart from its tile: Python variables of the launcher, in order of the signature.
+
+    Tensors with rows are loaded from `<name>_rows` and stored to contiguous tensors, whose stride is H.
+    """
+    loaded = {tensor: f"{tensor.api}_rows" if tensor.dims == "NH" else tensor.api for tensor in kernel.loads}
+    stored = {t: f"{t.api}_partial" if t.dims == "H" and t.stem else t.stem or t.api for t in kernel.stores}
+    variables = loaded | stored
+    strides = [f"{loaded[tensor]}.stride(0)" if tensor in loaded else "H" for tensor in kernel.strided]
+    dtypes = {"input_dtype": "input_dtype", "output_dtype": "out.dtype"}
+    aligned = ["H", *(variable for tensor, variable in loaded.items() if tensor.dims == "NH")]
+    return [
+        *variables.values(),
+        *strides,
+        *("N", "H"),
+        *(["eps"] if kernel.mentions("epsilon") else []),
+        *(f"{name}=_TL_DTYPES[{dtypes[name]}]" for name in kernel.dtypes),
+        f"ALIGNMENT=_alignment({', '.join(aligned)})",
+    ]
+
+
 def dense(text: str) -> str:
     """`text` without empty lines, as the inside of a function is."""
     return "\n".join(line for line in text.splitlines() if line.strip())
@@ -54,17 +76,32 @@ def literal(text: str, indent: int) -> str:
     return "\n".join(f'"{line}"' for line in lines)
 
 
+def _bytecode_cache() -> FileSystemBytecodeCache | None:
+    """Compiled templates beside Python's own compiled files: parsing them takes longer than all else in a build."""
+    folder = Path(__file__).parent / "__pycache__"
+    return FileSystemBytecodeCache(str(folder), "%s.jinja") if os.access(folder, os.W_OK) else None
+
+
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     env = Environment(
         loader=FileSystemLoader(templates()),
+        bytecode_cache=_bytecode_cache(),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
     )
-    env.globals.update(call=call, title=title, dtype_words=dtype_words, chunk=CHUNK, columns=COLUMNS)
+    env.globals.update(
+        call=call,
+        launch_arguments=launch_arguments,
+        title=title,
+        dtype_words=dtype_words,
+        chunk=CHUNK,
+        columns=COLUMNS,
+        measured=MEASURED,
+    )
     env.filters.update(
         dense=dense,
         literal=literal,
@@ -225,8 +262,11 @@ def _tensors(plan: Plan) -> list[dict[str, str]]:
 def alternative(plan: Plan) -> str:
     """When plain PyTorch is enough."""
     spec = plan.spec
-    plain = spec.affine is None or (spec.affine.cast == "multiply_then_cast" and not spec.affine.weight_offset)
-    if spec.residual is None and plain and spec.eps.placement == "inside_sqrt" and spec.dtypes.output == "same":
+    affine = spec.affine
+    plain = affine is None or (affine.cast == "multiply_then_cast" and not affine.weight_offset)
+    has_module = spec.norm == "layer" or affine is None or not affine.bias
+    as_torch = spec.eps.placement == "inside_sqrt" and spec.dtypes.output == "same"
+    if spec.residual is None and plain and has_module and as_torch:
         module = "RMSNorm" if spec.norm == "rms" else "LayerNorm"
         return (
             f"torch.nn.{module} computes the same, and torch.compile fuses it; generate this one for an operator that "

@@ -98,8 +98,10 @@ _HIDDEN_SCHEMA: dict[str, Any] = {
     ]
 }
 
-# Names of the generated module itself; a function of the same name would shadow one of them.
-RESERVED_NAMES = frozenset({"torch", "triton", "tl", "math", "hashlib", "inspect", "functools", "nn", "reference"})
+# Names of the generated module itself; a function or a class of the same name would shadow one of them.
+RESERVED_NAMES = frozenset(
+    "torch triton tl hashlib inspect functools sys math nn tensor once_differentiable reference x residual".split()
+)
 
 
 class Spec(Model):
@@ -131,10 +133,10 @@ class Spec(Model):
     @field_validator("name")
     @classmethod
     def _identifier(cls, name: str) -> str:
-        rule = "use lower-case ASCII letters, digits and _, starting with a letter, at most 64 characters"
+        rule = "use lower-case ASCII letters, digits and _, starting with a letter, at most 48 characters"
         if not (name.isascii() and name.isidentifier() and name[0].isalpha() and name == name.lower()):
             raise fault(f"{reprlib.repr(name)} is not a usable name; {rule}")
-        if len(name) > 64:
+        if len(name) > 48:
             raise fault(f"the name is {len(name)} characters long; {rule}")
         if keyword.iskeyword(name) or keyword.issoftkeyword(name) or name.capitalize() in keyword.kwlist:
             raise fault(f"{name!r} is a keyword of Python; choose another name")

@@ -245,7 +245,7 @@ def test_github(run: Run) -> None:
         2,
         f"::error file=specs/50%25%2Ca%3Ab.yaml,line=1,col=1::eps: {NO_EPS}\n"
         "::error file=specs/50%25%2Ca%3Ab.yaml,line=1,col=7::name: 'b%25' is not a usable name; use lower-case ASCII "
-        "letters, digits and _, starting with a letter, at most 64 characters\n",
+        "letters, digits and _, starting with a letter, at most 48 characters\n",
         "",
     )
     code, out, _ = run("check", "specs/a.yaml", "--format", "github")

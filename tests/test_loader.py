@@ -20,7 +20,7 @@ KEYS = "name, norm, hidden, eps, dtypes, affine, residual, save, grad, strategy"
 NUMBER = "write a number such as 1.0 or 1e-6, not"
 WIDTH = "is not a width; write `dynamic`, a width from 1 to 1048576, or a list of distinct widths such as [1024, 4096]"
 OCTAL = "YAML 1.1 reads a leading zero as octal, where 010 is 8; leave it out"
-NAME = "is not a usable name; use lower-case ASCII letters, digits and _, starting with a letter, at most 64 characters"
+NAME = "is not a usable name; use lower-case ASCII letters, digits and _, starting with a letter, at most 48 characters"
 EMPTY = "the file is empty; `normgen new NAME` writes a spec to start from"
 NO_DEFAULT = "the key is missing, and has no default."
 

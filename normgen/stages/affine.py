@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -27,9 +26,10 @@ class Affine(Stage):
 
     @model_validator(mode="after")
     def _weight_first(self) -> Affine:
-        if not math.isfinite(self.weight_offset):
+        if not abs(self.weight_offset) <= 3.0e38:  # the sum is taken in fp32
             raise fault(
-                f"weight_offset must be finite, not {self.weight_offset!r}; 0.0 and 1.0 are usual", key="weight_offset"
+                f"weight_offset must be finite in fp32, not {self.weight_offset!r}; 0.0 and 1.0 are usual",
+                key="weight_offset",
             )
         if self.weight:
             return self

@@ -41,7 +41,8 @@ class Residual(Stage):
 
     @property
     def normalises_stored_sum(self) -> bool:
-        return self.store_sum and self.norm_of != "unrounded_sum"
+        """Whether backward can read the stored sum: in fp32 it is the very sum, rounded or not."""
+        return self.store_sum and (self.norm_of != "unrounded_sum" or self.dtype == "float32")
 
     @property
     def rounds(self) -> bool:

@@ -1,0 +1,472 @@
+"""What is rendered: the contract of the templates, the review checklist of a kernel, and the same bytes everywhere."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+from jinja2 import nodes
+
+from normgen.equations import SCOPE, parse
+from normgen.kernels import Kernel
+from normgen.loader import load
+from normgen.plan import Plan, plan
+from normgen.render import environment, explain, explain_data, render, solve, stage_text, templates
+from normgen.spec import RESERVED_NAMES
+from normgen.stages.base import Stage
+
+ROOT = Path(__file__).resolve().parents[1]
+PLANS = {path.stem: plan(load(path.read_bytes(), path.name)) for path in sorted((ROOT / "specs").glob("*.yaml"))}
+EVERYTHING = """\
+name: {name}
+norm: layer
+eps: {{value: {eps}}}
+affine: {{bias: true, weight_offset: -0.3333333333333333, cast: cast_then_multiply}}
+residual: {{dtype: float32}}
+save: [mean, rstd]
+"""
+FORWARD_ONLY = "name: f\nnorm: rms\nhidden: 512\neps: {value: 1e-6, placement: outside_sqrt}\ngrad: false\n"
+
+shipped = pytest.mark.parametrize("name", PLANS)
+
+
+def plan_of(text: str) -> Plan:
+    return plan(load(text.encode(), "spec.yaml"))
+
+
+@lru_cache
+def module_of(name: str) -> ast.Module:
+    return ast.parse((ROOT / "generated" / f"{name}.py").read_text())
+
+
+def kernels_in(tree: ast.Module) -> list[ast.FunctionDef]:
+    """The kernels of a module, without the arithmetic that they share."""
+    return [
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and [ast.unparse(one) for one in node.decorator_list] == ["triton.jit"]
+        and not node.name.startswith("_")
+    ]
+
+
+def calls(tree: ast.AST, function: str) -> Iterator[ast.Call]:
+    return (n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == function)
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def words_in(tree: ast.AST) -> set[str]:
+    """The parts of all identifiers: `dgamma_partial_ptr` has dgamma, partial and ptr, and gamma besides."""
+    found = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)} | names_in(tree)
+    parts = {part for name in found for part in name.split("_")}
+    return parts | {part.removeprefix("d") for part in parts}
+
+
+# The contract of templates.
+
+
+def test_stages_and_their_templates() -> None:
+    files = {path.stem for path in (templates() / "stages").glob("*.jinja")}
+    assert files == {stage.template for stage in Stage.__subclasses__()}
+    for name in files:
+        macros = set(environment().get_template(f"stages/{name}.jinja").module.__dict__) - {"_body_stream", "__name__"}
+        assert {"forward", "backward", "reference"} <= macros <= {"forward", "backward", "reference", "chunked"}, name
+
+
+def test_strategies_decide_nothing() -> None:
+    files = sorted((templates() / "strategies").glob("*.jinja"))
+    used = {kernel.strategy for one in PLANS.values() for kernel in solve(one).all}
+    assert {path.stem for path in files} == used
+    for path in files:
+        tree = environment().parse(path.read_text())
+        assert [macro.name for macro in tree.find_all(nodes.Macro)] == ["kernel"], path.name
+        assert not list(tree.find_all(nodes.CondExpr)), path.name
+        tests = [condition.test for condition in tree.find_all(nodes.If)]
+        # Whether there is a loop is a matter of loops; whether there is a feature is not.
+        assert {name.name for test in tests for name in test.find_all(nodes.Name)} <= {"pass"}, path.name
+
+
+@pytest.mark.parametrize("stage", Stage.__subclasses__())
+def test_stages_hold_no_memory(stage: type[Stage]) -> None:
+    text = (templates() / "stages" / f"{stage.template}.jinja").read_text()
+    assert not re.findall(r"tl\.(?:load|store|atomic\w*|program_id)|_ptr|\w+_stride|mask=", text)
+
+
+@shipped
+def test_equations_name_nothing_foreign(name: str) -> None:
+    for stage, taken, left in PLANS[name].stages:
+        forward = parse(stage_text(stage, "forward", taken, left))
+        backward = parse(stage_text(stage, "backward", taken, left))
+        shared = {taken, left, *(tensor.value for tensor in stage.tensors())}
+        own = {equation.target for equation in forward}
+        assert left in own
+        assert {use for equation in forward for use in equation.uses} <= shared | own
+        shared |= own | {f"d{value}" for value in shared} | {equation.target for equation in backward}
+        assert {use for equation in backward for use in equation.uses} <= shared
+        assert f"d{taken}" in {equation.target for equation in backward}
+        assert not shared & SCOPE
+
+
+# What a spec does not ask for is absent.
+
+
+@shipped
+def test_absent_features_leave_no_trace(name: str) -> None:
+    spec = PLANS[name].spec
+    text = (ROOT / "generated" / f"{name}.py").read_text().replace(name, "").lower()
+    words = set().union(*map(words_in, kernels_in(module_of(name))))
+    absent: set[str] = set()
+    if spec.residual is None:
+        assert "residual" not in text
+        absent |= {"residual", "summed"}
+    if spec.affine is None or not spec.affine.bias:
+        assert not re.search(r"\bd?bias\b|\bshift,", text)
+        absent |= {"beta"}
+    if spec.affine is None:
+        assert not re.search(r"\bd?weight\b", text)
+        absent |= {"gamma", "partial", "gain", "scaled"}
+    if spec.norm == "rms":
+        absent |= {"mean", "shift", "shifted", "centered"}
+    if not spec.save:
+        assert "return_statistics" not in text
+    assert not words & absent
+    # What is there does leave its words, so that the absence above means something.
+    assert {"rstd", "x"} <= words
+    assert ("mean" in words) == (spec.norm == "layer")
+    assert ("residual" in words) == (spec.residual is not None)
+
+
+def test_forward_only() -> None:
+    text = render(plan_of(FORWARD_ONLY), "f.yaml")["f.py"]
+    [kernel] = kernels_in(ast.parse(text))
+    assert kernel.name == "f_forward"
+    assert not {"dy", "dx", "dgamma"} & words_in(kernel)
+    assert "once_differentiable" not in text
+    assert "H: tl.constexpr" in text
+    assert "f_backward" not in text
+
+
+@shipped
+def test_compile_time_arguments_are_no_flags(name: str) -> None:
+    for kernel in kernels_in(module_of(name)):
+        constants = {a.arg for a in kernel.args.args if a.annotation and ast.unparse(a.annotation) == "tl.constexpr"}
+        assert {"BLOCK_N", "BLOCK_SIZE"} <= constants
+        assert constants <= {"BLOCK_N", "BLOCK_SIZE", "ALIGNMENT", "H", "input_dtype", "output_dtype"}
+        conditions = [ast.unparse(node.test) for node in ast.walk(kernel) if isinstance(node, ast.If)]
+        assert all(re.fullmatch(r"d\w+_ptr is not None", condition) for condition in conditions)
+        assert not any(isinstance(node, ast.While) for node in ast.walk(kernel))
+
+
+# The review checklist of a kernel.
+
+
+def address(call: ast.Call) -> str:
+    return ast.unparse(call.args[0])
+
+
+def mask_of(call: ast.Call) -> str:
+    return next((ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "mask"), "no mask")
+
+
+def wanted_mask(where: str) -> str:
+    """The mask that belongs to an address: of the row, of the column, or of both."""
+    by_row, by_column = bool(re.search(r"_rows\b|\brow\b", where)), bool(re.search(r"\bcol\b", where))
+    return {(True, True): "mask", (True, False): "row_mask", (False, True): "col_mask"}[by_row, by_column]
+
+
+@shipped
+def test_loads_and_stores_are_masked(name: str) -> None:
+    for kernel in kernels_in(module_of(name)):
+        loads, stores = list(calls(kernel, "tl.load")), list(calls(kernel, "tl.store"))
+        assert loads
+        assert stores
+        for call in loads + stores:
+            assert mask_of(call) == wanted_mask(address(call)), ast.unparse(call)
+        for load_ in loads:
+            [other] = [ast.unparse(keyword.value) for keyword in load_.keywords if keyword.arg == "other"]
+            assert other == ("1.0" if address(load_).startswith("gamma_ptr") else "0.0")
+        source = ast.unparse(kernel)
+        definitions = {"mask = row_mask & col_mask", "row_mask = row < N", "col_mask = col < H"}
+        assert definitions <= {line.strip() for line in source.splitlines()}
+
+
+@shipped
+def test_loads_are_cast_at_once(name: str) -> None:
+    for kernel in kernels_in(module_of(name)):
+        cast = {ast.unparse(call.func.value) for call in ast.walk(kernel) if cast_to_compute(call)}
+        for call in calls(kernel, "tl.load"):
+            # Statistics are kept in the dtype of the computation.
+            assert ast.unparse(call) in cast or address(call) in ("mean_ptr + row", "rstd_ptr + row")
+        first = ast.unparse(kernel.args.args[0])
+        definition = f"compute: tl.constexpr = tl.float64 if {first}.dtype.element_ty == tl.float64 else tl.float32"
+        assert definition in ast.unparse(kernel)
+
+
+def cast_to_compute(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "to"
+        and [ast.unparse(argument) for argument in node.args] == ["compute"]
+    )
+
+
+@shipped
+def test_addresses(name: str) -> None:
+    """Parameters are addressed by column alone; a row is a 64-bit number times a stride that is an argument."""
+    for kernel in kernels_in(module_of(name)):
+        arguments = {argument.arg for argument in kernel.args.args}
+        for call in (*calls(kernel, "tl.load"), *calls(kernel, "tl.store")):
+            if re.match(r"(gamma|beta)_ptr", address(call)):
+                assert address(call) in ("gamma_ptr + col", "beta_ptr + col")
+        products = [ast.unparse(n) for n in ast.walk(kernel) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult)]
+        strides = [product.removeprefix("row * ") for product in products if product.startswith("row * ")]
+        assert strides
+        assert all(re.fullmatch(r"\w+_stride", stride) and stride in arguments for stride in strides)
+        rows = [n.value for n in ast.walk(kernel) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "row"]
+        assert all(".to(tl.int64)" in ast.unparse(row) for row in rows)
+
+
+@shipped
+def test_blocks_are_powers_of_two(name: str) -> None:
+    text = ast.unparse(module_of(name))
+    sizes = [int(size) for size in re.findall(r"^_CHUNK = \((\d+), ", text, re.MULTILINE)]
+    for rows, columns in re.findall(r"^_COLUMNS = \((\d+), (\d+), ", text, re.MULTILINE):
+        sizes += [int(rows), int(columns)]
+    assert all(size & (size - 1) == 0 for size in sizes)
+    assert sizes or "BLOCK_SIZE = triton.next_power_of_2(H)" in text
+    found = set(re.findall(r"BLOCK_SIZE = (?!BLOCK_SIZE)([^,\n]+)", text))
+    assert found <= {"triton.next_power_of_2(H)"}
+
+
+@shipped
+def test_statistics(name: str) -> None:
+    spec = PLANS[name].spec
+    placed = {"inside_sqrt": "_sqrt(var + epsilon)", "outside_sqrt": "_sqrt(var) + epsilon"}
+    comments = {
+        "inside_sqrt": "# eps inside the square root: the PyTorch convention.",
+        "outside_sqrt": "# eps outside the square root: not the PyTorch convention.",
+    }
+    text = (ROOT / "generated" / f"{name}.py").read_text()
+    for placement in placed:
+        assert (placed[placement] in text) == (placement == spec.eps.placement)
+        assert (comments[placement] in text) == (placement == spec.eps.placement)
+    for kernel in kernels_in(module_of(name)):
+        source = ast.unparse(kernel)
+        if "width" in names_in(kernel):  # every mean is over H, however many lanes there are
+            assert "width = tl.full([1, 1], H, compute)" in source
+        for call in calls(kernel, "tl.sum"):
+            assert not {"mask", "col_mask", "row_mask"} & names_in(call)
+        stored = {address(call): ast.unparse(call.args[1]) for call in calls(kernel, "tl.store")}
+        if "_forward" in kernel.name:
+            assert {f"{one}_ptr + row": one for one in spec.save}.items() <= stored.items()
+            assert ("mean_ptr + row" in stored) == ("mean" in spec.save)
+
+
+# The same bytes everywhere, of a kind that ruff leaves alone.
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+        {"PYTHONHASHSEED": "4242", "TZ": "America/St_Johns", "LC_ALL": "C.UTF-8", "COLUMNS": "40"},
+    ],
+)
+def test_committed_files_come_out_of_any_environment(environ: dict[str, str], tmp_path: Path) -> None:
+    specs = [str(path) for path in sorted((ROOT / "specs").glob("*.yaml"))]
+    build(*specs, "--out", "out", cwd=tmp_path, environ=environ)
+    for made in ("*.py", "tests/*.py"):
+        committed = {path.name: path.read_bytes() for path in (ROOT / "generated").glob(made)}
+        assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob(made)} == committed
+        assert len(committed) >= len(specs)
+
+
+def build(*arguments: str, cwd: Path, environ: dict[str, str] | None = None) -> None:
+    """`normgen build` in a process of its own, which fails if that imports torch or triton."""
+    script = (
+        "import sys\nfrom normgen.cli import main\ncode = main(sys.argv[1:])\n"
+        "assert not {'torch', 'triton'} & set(sys.modules)\nsys.exit(code)"
+    )
+    variables = os.environ | {"PYTHONPATH": str(ROOT)} | (environ or {})
+    subprocess.run(
+        [sys.executable, "-c", script, "build", *arguments], cwd=cwd, env=variables, check=True, capture_output=True
+    )
+
+
+def test_build_is_quick(tmp_path: Path) -> None:
+    """Half a second of processor time for one spec, the start of Python included; the best of three."""
+    (tmp_path / "s.yaml").write_text(EVERYTHING.format(name="s", eps=1e-5))
+    times = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        build("s.yaml", cwd=tmp_path)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert (tmp_path / "generated" / "s.py").exists()
+    assert min(times) < 0.5
+
+
+@shipped
+def test_generated_files_stand_alone(name: str) -> None:
+    for path in (ROOT / "generated" / f"{name}.py", ROOT / "generated" / "tests" / f"test_{name}.py"):
+        text = path.read_text()
+        imported = set()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0
+                imported.add(str(node.module).split(".")[0])
+        assert {"torch", "triton"} <= imported
+        ours = {"torch", "triton"} | ({"pytest"} if path.parent.name == "tests" else set())
+        assert imported - ours <= sys.stdlib_module_names
+        assert not re.search(r"\b(19|20)\d\d-\d\d-\d\d\b|\b\d\d:\d\d:\d\d\b", text)
+        assert not re.search(r"(?<![\w.)])/\w+/|[A-Z]:\\", text)
+        assert str(ROOT) not in text
+
+
+@pytest.mark.parametrize("eps", ["1e-6", "1.1920928955078125e-07", "0.30000000000000004", "1", "2.5e30"])
+def test_eps_is_exact(eps: str) -> None:
+    module, test = render(plan_of(EVERYTHING.format(name="s", eps=eps)), "s.yaml").values()
+    defaults = [
+        ast.literal_eval(default)
+        for function in ast.walk(ast.parse(module))
+        if isinstance(function, ast.FunctionDef)
+        for argument, default in zip(reversed(function.args.args), reversed(function.args.defaults), strict=False)
+        if argument.arg == "eps"
+    ]
+    # The function, the class, the reference, and the operator's own three.
+    assert defaults == [float(eps)] * 6
+    assert f"float eps={float(eps)!r})" in module.replace('"\n        "', "")
+    assert f"eps={float(eps)!r}):" in test
+
+
+def test_names_as_long_as_can_be(tmp_path: Path) -> None:
+    """No line past the limit, and none that ruff would write otherwise."""
+    (tmp_path / "tests").mkdir()
+    for name in ("n" * 48, "_".join("n" * 24) + "n"):
+        for path, text in render(plan_of(EVERYTHING.format(name=name, eps=1.1920928955078125e-07)), "s.yaml").items():
+            (tmp_path / path).write_text(text)
+    assert len(list(tmp_path.rglob("*.py"))) == 4
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
+    for command in (["check"], ["format", "--check"]):
+        run = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
+        assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_reserved_names_are_those_that_would_be_shadowed() -> None:
+    tree = ast.parse(render(plan_of(EVERYTHING.format(name="s", eps=1)), "s.yaml")["s.py"])
+    taken = {"reference"}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            taken |= {(alias.asname or alias.name).lower() for alias in node.names}
+        if isinstance(node, ast.ClassDef) and node.name == "S":
+            [forward] = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "forward"]
+            taken |= {argument.arg for argument in forward.args.args} - {"self"}
+    assert {"torch", "x", "residual", "tensor"} <= taken <= RESERVED_NAMES
+
+
+# Explanations.
+
+
+def test_explain_forward_only() -> None:
+    assert (
+        explain(plan_of(FORWARD_ONLY))
+        == """\
+f: RMSNorm over the last axis, forward only.
+
+  x_hat = x / (sqrt(mean(x^2)) + eps)
+  y = x_hat * weight
+  eps stands outside the square root, 1 / (sqrt(var) + eps): not the PyTorch convention.
+
+tensors
+  x             input      (..., H)    that of x
+  weight        parameter  (H,)        same or float32
+  y             output     (..., H)    that of x
+
+kernels
+  f_forward: Results, a tile of whole rows a program.
+
+why
+  - forward: to H = 2048, rows share a tile (2048 elements, 2 warps)
+  - grad: false, so there is no backward pass
+
+instead
+  No torch.nn module computes this in one pass. torch.compile can fuse the plain formula; generate this one where the \
+rounding points must be exactly these, in eager mode and in a graph."""
+    )
+
+
+CHUNKED = """\
+name: c
+norm: layer
+eps: {value: 1e-5}
+affine: {bias: true, weight_offset: 1.0, cast: cast_then_multiply}
+residual: {norm_of: unrounded_sum}
+save: [mean]
+dtypes: {weight: [same, bfloat16, float32], output: bfloat16}
+strategy: welford
+"""
+
+
+def test_explain_chunked() -> None:
+    assert (
+        explain(plan_of(CHUNKED))
+        == """\
+c: LayerNorm of x + residual over the last axis, forward and backward.
+
+  summed = x + residual
+  x_hat = (summed - mean(summed)) / sqrt(var(summed) + eps)
+  y = round(x_hat) * (weight + 1) + bias
+  eps stands inside the square root, 1 / sqrt(var + eps): the PyTorch convention.
+
+tensors
+  x             input      (..., H)    that of x
+  residual      input      (..., H)    that of x
+  weight        parameter  (H,)        same or bfloat16 or float32
+  bias          parameter  (H,)        same or bfloat16 or float32
+  y             output     (..., H)    bfloat16
+  residual_out  output     (..., H)    that of x
+  mean          statistic  (...)       float32
+
+kernels
+  c_forward_chunked: Results, each row in chunks.
+  c_statistics: Row statistics that forward did not save.
+  c_backward_chunked: Row gradients, each row in chunks.
+  c_backward_columns: Parameter gradients, a block of columns a program.
+  c_sum_partials: Second step of a sum over rows.
+
+why
+  - forward: rows are walked in chunks at every width, as strategy: welford asks
+  - backward: rows are walked in chunks at every width, as strategy: welford asks
+  - backward reads x and residual again: the sum that was normalised is not stored as such
+  - backward computes rstd again: not in save
+
+instead
+  No torch.nn module computes this in one pass. torch.compile can fuse the plain formula; generate this one where the \
+rounding points must be exactly these, in eager mode and in a graph."""
+    )
+
+
+@shipped
+def test_explain_data(name: str) -> None:
+    data = explain_data(PLANS[name])
+    assert json.loads(json.dumps(data)) == data
+    text = explain(PLANS[name])
+    kernels: list[Kernel] = list(solve(PLANS[name]).all)
+    assert data["kernels"] == [{"name": kernel.name, "doc": kernel.doc} for kernel in kernels]
+    assert all(str(part) in text for key in ("formula", "reasons") for part in data[key])  # type: ignore[attr-defined]
+    assert str(data["alternative"]) in text
