@@ -367,6 +367,9 @@ def straight(system: System) -> list[Step]:
         accumulate(level - 1)
         for name in here:
             emit(name)
+        for tensor, value in system.stores:
+            if tensor.dims == "N" and system.level(value) <= level:
+                emit(value)
     for tensor, value in system.stores:
         if tensor.dims != "H":
             emit(value)

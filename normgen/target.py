@@ -20,13 +20,13 @@ class Rung:
 
 
 # A program that holds a whole row keeps it in registers, of which a thread has at most 255: 32 elements a thread
-# forward and 16 backward leave room for the parameters and for other programs.
+# forward (64 at the widest) and 16 backward leave room for the parameters and for other programs.
 FORWARD_LADDER = (
     Rung(256, 1024, 1, 0, "narrow rows share a tile", "0.97 / 0.95; 2048 elements: 0.98 / 0.89"),
     Rung(2048, 2048, 2, 0, "rows share a tile", "0.97 / 0.97 / 1.00; 4 warps: 0.98 / 0.92 / 1.01"),
     Rung(4096, 4096, 4, 0, "one row a program", "0.95 / 0.94 / 0.98; 2 warps: 0.96 / 0.93 / 0.99"),
-    Rung(8192, 8192, 8, 0, "one row a program", "0.95 / 0.91 / 0.97; 4 warps: 0.96 / 0.91 / 0.98"),
-    Rung(16384, 16384, 16, 0, "one row a program", "0.94 / 0.83 / 0.99; 8 warps: 0.97 / 0.73 / 0.98"),
+    Rung(8192, 8192, 4, 0, "one row a program", "0.96 / 0.91 / 0.98; 8 warps: 0.95 / 0.91 / 0.97"),
+    Rung(16384, 16384, 8, 0, "one row a program", "0.97 / 0.73 / 0.98; 16 warps: 0.94 / 0.83 / 0.99, and sm_80 spills"),
 )
 BACKWARD_LADDER = (
     Rung(4096, 4096, 8, 2, "rows share a tile", "0.79 / 0.72 / 0.80; 8192 and 16 warps: 0.74 / 0.65 / 0.77"),
