@@ -13,8 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
-# Dtypes of x and of the weight. All but float64, which is there for gradcheck.
-DTYPES = (("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float32"), ("bfloat16", "float32"))
+# Target, dtype of x and dtype of the weight: all but float64, which is there for gradcheck. One dtype does not stand in
+# for another: which registers ptxas spares differs even between float16 and bfloat16. The mixed case is compiled once.
+CASES = [(target, x, x) for target in TARGETS for x in ("bfloat16", "float16", "float32")]
+CASES.append(("sm_100", "bfloat16", "float32"))
 # Bytes of shared memory that one program may have.
 SHARED = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
 
@@ -41,8 +43,7 @@ def faults(target: str, compiled: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("x, weight", DTYPES)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target, x, weight", CASES)
 def test_variants(target: str, x: str, weight: str) -> None:
     compiled = compile_for(target, x, weight)
     assert compiled
