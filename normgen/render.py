@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Iterable
 from functools import lru_cache
@@ -79,7 +80,10 @@ def literal(text: str, indent: int) -> str:
 def _bytecode_cache() -> FileSystemBytecodeCache | None:
     """Compiled templates beside Python's own compiled files: parsing them takes longer than all else in a build."""
     folder = Path(__file__).parent / "__pycache__"
-    return FileSystemBytecodeCache(str(folder), "%s.jinja") if os.access(folder, os.W_OK) else None
+    if sys.dont_write_bytecode or not os.access(folder.parent, os.W_OK):
+        return None
+    folder.mkdir(exist_ok=True)
+    return FileSystemBytecodeCache(str(folder), "%s.jinja")
 
 
 @lru_cache(maxsize=1)
