@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -80,10 +81,11 @@ def literal(text: str, indent: int) -> str:
 def _bytecode_cache() -> FileSystemBytecodeCache | None:
     """Compiled templates beside Python's own compiled files: parsing them takes longer than all else in a build."""
     folder = Path(__file__).parent / "__pycache__"
-    if sys.dont_write_bytecode or not os.access(folder.parent, os.W_OK):
+    if sys.dont_write_bytecode:
         return None
-    folder.mkdir(exist_ok=True)
-    return FileSystemBytecodeCache(str(folder), "%s.jinja")
+    with contextlib.suppress(OSError):
+        folder.mkdir(exist_ok=True)
+    return FileSystemBytecodeCache(str(folder), "%s.jinja") if os.access(folder, os.W_OK) else None
 
 
 @lru_cache(maxsize=1)
