@@ -28,7 +28,7 @@ FORWARD_LADDER = (
     Rung(2048, 2048, 2, 0, "rows share a tile", "0.97 / 0.97 / 1.00; 4 warps: 0.98 / 0.92 / 1.01"),
     Rung(4096, 4096, 2, 0, "one row a program", "0.96 / 0.93 / 0.99; 4 warps: 0.95 / 0.94 / 0.98"),
     Rung(8192, 8192, 4, 0, "one row a program", "0.96 / 0.91 / 0.98; 8 warps: 0.95 / 0.91 / 0.97"),
-    Rung(16384, 16384, 8, 0, "one row a program", "0.97 / 0.73 / 0.98; 16 warps: 0.94 / 0.83 / 0.99, and sm_80 spills"),
+    Rung(16384, 16384, 8, 0, "one row a program", "0.97 / 0.73 / 0.98; 16 warps: 0.94 / 0.83 / 0.99, with spills"),
 )
 BACKWARD_LADDER = (
     Rung(4096, 4096, 8, 2, "rows share a tile", "0.79 / 0.72 / 0.80; 8192 and 16 warps: 0.74 / 0.65 / 0.77"),

@@ -34,6 +34,8 @@ from normgen.spec import MAX_HIDDEN
 from normgen.target import BACKWARD_LADDER, CHUNK, COLUMNS, FORWARD_LADDER, Rung
 
 SPECS = Path(__file__).parents[1] / "specs"
+# For the kernels' source, which Triton reads from a file. Gone with the process.
+FOLDER = tempfile.TemporaryDirectory()
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
@@ -89,19 +91,21 @@ class Compiled:
 def variants(paths: Iterable[Path], x: str, weight: str, tile: Tile | None = None) -> list[Variant]:
     """Every distinct kernel of the specs as its launcher would have it, or with the tile given.
 
-    Where any width may come, it is the widest of each rung, and width and strides are multiples of 16 bytes but not
-    of the 16 elements that Triton looks for by itself.
+    A weight of x's own dtype stands for any that the spec takes. Where any width may come, it is the widest of each
+    rung, and width and strides are multiples of 16 bytes but not of the 16 elements that Triton looks for by itself.
     """
     found: dict[object, Variant] = {}
     for path in paths:
         made = plan(load(path.read_bytes(), str(path)))
-        if x not in made.spec.dtypes.input or weight not in {x if w == "same" else w for w in made.spec.dtypes.weight}:
+        taken = [x if dtype == "same" else dtype for dtype in made.spec.dtypes.weight]
+        if x not in made.spec.dtypes.input or weight not in {x, *taken}:
             continue
+        given = weight if weight in taken else taken[0]
         kernels = solve(made)
         module = _functions(made.spec.name, render(made, str(path))[f"{made.spec.name}.py"])
         for kernel in kernels.all:
             function = getattr(module, kernel.name)
-            signature, constants = _arguments(made, kernels, kernel, x, weight)
+            signature, constants = _arguments(made, kernels, kernel, x, given)
             assert list(signature) == function.arg_names, (kernel.name, list(signature), function.arg_names)
             if weight != x and signature == _arguments(made, kernels, kernel, x, x)[0]:
                 continue  # it has no tensor of the weight's dtype: compiled with x of that dtype
@@ -123,7 +127,7 @@ def _functions(name: str, text: str) -> ModuleType:
         if isinstance(node, ast.FunctionDef) and "triton.jit" in map(ast.unparse, node.decorator_list)
     ]
     head = "import triton\nimport triton.language as tl\n"
-    path = Path(tempfile.mkdtemp(prefix="normgen-")) / f"{name}.py"
+    path = Path(FOLDER.name) / f"{name}.py"
     path.write_text(head + "".join(f"\n\n@triton.jit\n{function}\n" for function in functions))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
