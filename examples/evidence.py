@@ -16,18 +16,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+# What transformers reads when an example imports it: no network, no chatter, no progress bars.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from transformers.utils import logging  # noqa: E402
 from triton.runtime.jit import KernelInterface  # noqa: E402
-
-logging.set_verbosity_error()
-logging.disable_progress_bar()
 
 # 2^-24: the most that one rounding to float32 can be off, relative to the value.
 ROUNDING = torch.finfo(torch.float32).eps / 2
