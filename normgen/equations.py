@@ -1,12 +1,9 @@
 """Equations into ordered lines of a kernel: pure text and graph work, no torch, no triton.
 
 A stage states single-assignment equations of per-element values. This module parses them, finds out which are needed
-for the values that a kernel must store, and orders them around its row reductions:
-
-- `straight` orders the lines of a kernel that holds a whole row at once;
-- `persistent` also moves what does not depend on the row in front of the loop over rows, and turns the values that
-  are summed over rows into accumulators;
-- `chunked` splits the lines into passes over the chunks of a row, one more than there are dependent row reductions.
+for the values that a kernel must store, and orders them as walks over the blocks of a row, one more than there are row
+reductions that need one another. A kernel that holds whole rows (`whole_rows`) keeps in registers what a later walk
+needs; one that does not (`chunked`) loads it again.
 
 Loads come as late as the order allows (what is loaded before a reduction stays in registers across it), stores as
 soon as their value exists.
@@ -122,12 +119,29 @@ class Accumulate:
     expression: str
 
 
-Step = Load | Let | Store | Accumulate
+@dataclass(frozen=True)
+class Take:
+    """A value that an earlier walk, or the one in front of the loop over rows, left in registers."""
+
+    kind = "Take"
+    value: str
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One walk over the chunks of a row: what comes before it, in it, and after it."""
+class Reload:
+    """A value that an earlier walk stored, read back."""
+
+    kind = "Reload"
+    tensor: Tensor
+    value: str
+
+
+Step = Load | Let | Store | Accumulate | Take | Reload
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One walk over the blocks of a row: what comes before it, in it, and after it."""
 
     before: tuple[Step, ...]
     begin: tuple[str, ...]
@@ -135,6 +149,27 @@ class Pass:
     each: tuple[str, ...]
     end: tuple[str, ...]
     after: tuple[Step, ...]
+    kept: tuple[str, ...]
+    """Values that later walks take from registers."""
+    sums: tuple[str, ...]
+    """The row sums that are complete after it."""
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return self.before + self.inside + self.after
+
+
+@dataclass(frozen=True)
+class Walks:
+    """The lines of a kernel."""
+
+    hoisted: tuple[Step, ...] = ()
+    hoisted_kept: tuple[str, ...] = ()
+    walks: tuple[Walk, ...] = ()
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return self.hoisted + tuple(step for walk in self.walks for step in walk.steps)
 
 
 def substitute(expression: str, names: Mapping[str, str]) -> str:
@@ -330,119 +365,135 @@ class System:
         return list(order)
 
 
-def straight(system: System) -> list[Step]:
-    """The lines of a kernel that holds whole rows: level by level, first what its reductions need, then these."""
-    steps: list[Step] = []
-    done: set[str] = set()
-    needed = system.needed()
-    reductions = [name for name in needed if system.reduces(name)]
-    sums = [(tensor, value) for tensor, value in system.stores if tensor.dims == "H"]
+def whole_rows(system: System, persistent: bool = False) -> Walks:
+    """The walks of a kernel that holds whole rows: what an earlier walk computed is kept in registers.
 
-    def emit(name: str) -> None:
-        if name in done:
-            return
-        for use in system.uses(name):
-            emit(use)
-        done.add(name)
-        steps.append(system.step(name))
-        steps.extend(Store(tensor, value) for tensor, value in system.stores if value == name and tensor.dims != "H")
-
-    def accumulate(level: int) -> None:
-        """Add to the sums over rows what is known by `level`: no reduction to come need keep it in registers."""
-        for tensor, value in [one for one in sums if system.level(one[1]) <= level]:
-            sums.remove((tensor, value))
-            if value in system.loads or any(value in system.uses(name) for name in needed):
-                emit(value)
-                steps.append(Accumulate(tensor, value))
-            else:
-                for use in system.uses(value):
-                    emit(use)
-                steps.append(Accumulate(tensor, system.equations[value].expression))
-
-    for level in range(1, max(map(system.level, reductions), default=0) + 1):
-        here = [name for name in reductions if system.level(name) == level]
-        for name in here:
-            for use in system.uses(name):
-                emit(use)
-        accumulate(level - 1)
-        for name in here:
-            emit(name)
-        for tensor, value in system.stores:
-            if tensor.dims == "N" and system.level(value) <= level:
-                emit(value)
-    for tensor, value in system.stores:
-        if tensor.dims != "H":
-            emit(value)
-    accumulate(len(reductions))
-    return steps
+    In a persistent kernel, what does not depend on the row stands in front of the loop over rows.
+    """
+    return _walks(system, keep=True, hoist=persistent)
 
 
-def persistent(system: System) -> tuple[list[Step], list[Step]]:
-    """The lines in front of a loop over rows, and those in it."""
-    hoisted: list[Step] = []
-    body: list[Step] = []
-    for step in straight(system):
-        name = _defines(step)
-        (body if name is None or "N" in system.dims(name) else hoisted).append(step)
-    return hoisted, body
+def chunked(system: System) -> Walks:
+    """The walks of a kernel that reads a row again for each: a value is loaded, or made, again where it is needed."""
+    return _walks(system, keep=False, hoist=False)
 
 
-def _defines(step: Step) -> str | None:
-    if isinstance(step, Load):
-        return f"{step.tensor.value}_first" if step.first else step.tensor.value
-    return step.equation.target if isinstance(step, Let) else None
+def single(system: System) -> Walks:
+    """The one walk of a program that owns a block of columns: what the rows share stands in front of their loop."""
+    return _walks(system, keep=False, hoist=True, loop=False)
 
 
-def chunked(system: System) -> list[Pass]:
-    """The passes over the chunks of a row. What extends over columns is made again in each pass that needs it."""
+def _walks(system: System, keep: bool, hoist: bool, loop: bool = True) -> Walks:
+    """Level by level: first what the row sums need, then these, then what can be stored or summed over rows.
+
+    Without a `loop` over blocks a row sum is one line.
+    """
     reductions = [name for name in system.needed() if system.reduces(name)]
     pending = list(system.stores)
+    hoisted: dict[str, Step] = {}
+    hoisted_kept: list[str] = []
     rows_done: set[str] = set()
-    told: set[str] = set()
-    passes = []
-    for level in range(max((system.level(value) for _, value in system.stores), default=0) + 1):
-        chunk_done: set[str] = set()
-        before: list[Step] = []
-        inside: list[Step] = []
-        after: list[Step] = []
+    made: dict[str, _Walk] = {}
+    stored: dict[str, Tensor] = {}
+    walks: list[_Walk] = []
+    used = {use for name in system.needed() for use in system.uses(name)}
 
-        def emit(name: str, rows: list[Step], chunk: list[Step] = inside, chunk_done: set[str] = chunk_done) -> None:
-            done, steps = (chunk_done, chunk) if "H" in system.dims(name) else (rows_done, rows)
-            if name not in done:
-                done.add(name)
+    def emit_hoisted(name: str) -> None:
+        if name not in hoisted:
+            for use in system.uses(name):
+                emit_hoisted(use)
+            hoisted[name] = system.step(name)
+
+    def emit(name: str, walk: _Walk, rows: list[Step]) -> None:
+        dims = system.dims(name)
+        if "H" not in dims:
+            if name not in rows_done:
+                rows_done.add(name)
                 for use in system.uses(name):
-                    emit(use, rows, chunk, chunk_done)
-                steps.append(system.step(name) if name not in told else _uncommented(system.step(name)))
-                told.add(name)
+                    emit(use, walk, rows)
+                rows.append(system.step(name))
+            return
+        if name in walk.done:
+            return
+        walk.done.add(name)
+        if hoist and "N" not in dims:
+            emit_hoisted(name)
+            if keep:
+                hoisted_kept.append(name)
+                walk.inside.append(Take(name))
+        elif keep and name in made:
+            made[name].kept.setdefault(name)
+            walk.inside.append(Take(name))
+        elif name in stored:
+            walk.inside.append(Reload(stored[name], name))
+        else:
+            for use in system.uses(name):
+                emit(use, walk, rows)
+            walk.inside.append(system.step(name) if name not in made else _uncommented(system.step(name)))
+            made.setdefault(name, walk)
 
+    for level in range(max((system.level(value) for _, value in system.stores), default=0) + 1):
+        walk = _Walk()
         folds: list[Fold] = []
         for name in reductions:
             if system.level(name) == level + 1 and name not in rows_done:
-                fold = system.fold(name)
+                fold = system.fold(name) if loop else _at_once(system.equations[name])
                 if not set(fold.targets) <= set(reductions):
                     fold = fold.only(set(fold.targets) & set(reductions))
                 for use in fold.uses:
-                    emit(use, before)
+                    emit(use, walk, walk.before)
                 rows_done.update(fold.targets)
                 folds.append(fold)
         for tensor, value in list(pending):
             spans_columns = "H" in system.dims(value)
-            if system.level(value) <= (level if spans_columns else level + 1):
-                pending.remove((tensor, value))
-                emit(value, before if spans_columns else after)
-                (inside if spans_columns else after).append(Store(tensor, value))
-        if folds or inside or after:
-            passes.append(
-                Pass(
-                    before=tuple(before),
-                    begin=tuple(line for fold in folds for line in fold.begin),
-                    inside=tuple(inside),
-                    each=tuple(line for fold in folds for line in fold.each),
-                    end=tuple(line for fold in folds for line in fold.end),
-                    after=tuple(after),
-                )
-            )
-    return passes
+            if system.level(value) > (level if spans_columns else level + 1):
+                continue
+            pending.remove((tensor, value))
+            if tensor.dims != "H":
+                emit(value, walk, walk.before if spans_columns else walk.after)
+                (walk.inside if spans_columns else walk.after).append(Store(tensor, value))
+                if not keep and tensor.dims == "NH" and tensor.faithful:
+                    walk.stored.setdefault(value, tensor)
+            elif value in system.loads or value in used:
+                emit(value, walk, walk.before)
+                walk.inside.append(Accumulate(tensor, value))
+            else:
+                for use in system.uses(value):
+                    emit(use, walk, walk.before)
+                walk.inside.append(Accumulate(tensor, system.equations[value].expression))
+        stored |= walk.stored
+        walk.folds = folds
+        if folds or walk.inside or walk.after:
+            walks.append(walk)
+    return Walks(tuple(hoisted.values()), tuple(dict.fromkeys(hoisted_kept)), tuple(walk.frozen() for walk in walks))
+
+
+@dataclass
+class _Walk:
+    """A `Walk` in the making."""
+
+    before: list[Step] = field(default_factory=list)
+    inside: list[Step] = field(default_factory=list)
+    after: list[Step] = field(default_factory=list)
+    folds: list[Fold] = field(default_factory=list)
+    done: set[str] = field(default_factory=set)
+    kept: dict[str, None] = field(default_factory=dict)
+    stored: dict[str, Tensor] = field(default_factory=dict)
+
+    def frozen(self) -> Walk:
+        def lines(of: str) -> tuple[str, ...]:
+            return tuple(line for fold in self.folds for line in getattr(fold, of))
+
+        return Walk(
+            before=tuple(self.before),
+            begin=lines("begin"),
+            inside=tuple(self.inside),
+            each=lines("each"),
+            end=lines("end"),
+            after=tuple(self.after),
+            kept=tuple(self.kept),
+            sums=tuple(name for fold in self.folds for name in fold.targets),
+        )
 
 
 def _uncommented(step: Step) -> Step:
@@ -450,12 +501,25 @@ def _uncommented(step: Step) -> Step:
 
 
 def _lane_sum(equation: Equation) -> Fold:
-    """A row sum in chunks: lane by lane in the loop, across lanes once after it."""
+    """A row sum block by block: lane by lane in the loop, across lanes once after it."""
     lanes = f"{equation.target}_lanes"
     return Fold(
         (equation.target,),
         equation.uses,
         (f"{lanes} = tl.zeros([BLOCK_N, BLOCK_SIZE], compute)",),
-        (f"{lanes} += {equation.summand}",),
+        (f"{lanes} = {plus(lanes, equation.summand)}",),
         (f"{equation.target} = tl.sum({lanes}, axis=1, keep_dims=True)",),
     )
+
+
+def _at_once(equation: Equation) -> Fold:
+    """A row sum that needs no loop."""
+    return Fold((equation.target,), equation.uses, (), (), (f"{equation.target} = {equation.expression}",))
+
+
+def plus(total: str, summand: str) -> str:
+    """`total + summand`, a product in one instruction: nothing that should cancel is in a sum of many products."""
+    expression = ast.parse(summand, mode="eval").body
+    if isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Mult):
+        return f"tl.fma({ast.unparse(expression.left)}, {ast.unparse(expression.right)}, {total})"
+    return f"{total} + {summand}"

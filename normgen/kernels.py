@@ -6,7 +6,7 @@ The one place that knows which kernel computes what; `equations` orders the line
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,14 +17,14 @@ from normgen.equations import (
     Fold,
     Let,
     Load,
-    Pass,
     Step,
     System,
+    Walks,
     chunked,
     parse,
     parse_fold,
-    persistent,
-    straight,
+    single,
+    whole_rows,
 )
 from normgen.plan import Plan
 from normgen.stages.base import Stage, Tensor
@@ -42,9 +42,11 @@ class Kernel:
     doc: str
     loads: tuple[Tensor, ...]
     stores: tuple[Tensor, ...]
-    steps: tuple[Step, ...] = ()
-    hoisted: tuple[Step, ...] = ()
-    passes: tuple[Pass, ...] = ()
+    lines: Walks = Walks()
+    posted: Walks = Walks()
+    """In a kernel of slabs: the row sums over a slab. `lines` takes them, summed over all slabs, as loaded values."""
+    words: tuple[Tensor, ...] = ()
+    """Row sums that the programs which share a row exchange."""
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -57,8 +59,8 @@ class Kernel:
 
     @cached_property
     def strided(self) -> tuple[Tensor, ...]:
-        """Tensors addressed by row; each has a stride of its own."""
-        return tuple(tensor for tensor in self.tensors if tensor.dims == "NH")
+        """Tensors loaded by row; each has a stride of its own. What is stored is contiguous."""
+        return tuple(tensor for tensor in self.loads if tensor.dims == "NH")
 
     @cached_property
     def sums(self) -> tuple[Tensor, ...]:
@@ -74,12 +76,9 @@ class Kernel:
     def text(self) -> str:
         """All expressions of the kernel, to see which names they mention."""
         lines: list[str] = []
-        for step in (*self.hoisted, *self.steps):
-            lines += _expressions(step)
-        for one in self.passes:
-            for step in (*one.before, *one.inside, *one.after):
-                lines += _expressions(step)
-            lines += [*one.begin, *one.each, *one.end]
+        for part in (self.posted, self.lines):
+            lines += [line for step in part.steps for line in _expressions(step)]
+            lines += [line for walk in part.walks for line in (*walk.begin, *walk.each, *walk.end)]
         return "\n".join(lines)
 
     def mentions(self, name: str) -> bool:
@@ -100,8 +99,7 @@ class Kernels:
     forward_chunked: Kernel | None
     statistics: Kernel | None
     backward: Kernel | None
-    backward_chunked: Kernel | None
-    backward_columns: Kernel | None
+    backward_slabs: Kernel | None
     sum_partials: Kernel | None
     saved: tuple[Tensor, ...]
     """What autograd must keep: the tensors of the call that backward turned out to read."""
@@ -122,14 +120,18 @@ class Kernels:
         return any(kernel.dtypes for kernel in self.all)
 
     @property
+    def exchanges(self) -> bool:
+        """Whether any kernel shares a row between programs."""
+        return any(kernel.words for kernel in self.all)
+
+    @property
     def all(self) -> tuple[Kernel, ...]:
         found = (
             self.forward,
             self.forward_chunked,
             self.statistics,
             self.backward,
-            self.backward_chunked,
-            self.backward_columns,
+            self.backward_slabs,
             self.sum_partials,
         )
         return tuple(kernel for kernel in found if kernel)
@@ -139,22 +141,28 @@ def kernels(plan: Plan, macro: Macro) -> Kernels:
     """Solve the equations of the plan's stages for every kernel that its strategies ask for."""
     name = plan.spec.name
     forward_equations = _equations(plan, macro, "forward")
-    folds = [f for stage, x, y in plan.stages if (f := parse_fold(macro(stage, "chunked", x, y)))]
+    welford = plan.spec.strategy == "welford"
+    folds = [f for stage, x, y in plan.stages if welford and (f := parse_fold(macro(stage, "chunked", x, y)))]
     loads = plan.inputs + plan.parameters
     stores = plan.outputs + plan.statistics
     forward = forward_chunked = None
     if plan.forward.ladder:
-        steps = straight(System.of(forward_equations, loads, stores))
-        forward = _kernel(
-            f"{name}_forward", "tile", "Results, a tile of whole rows a program.", loads, stores, steps=steps
-        )
+        lines = whole_rows(System.of(forward_equations, loads, stores))
+        forward = _kernel(f"{name}_forward", "tile", "Results, a tile of whole rows a program.", loads, stores, lines)
     if plan.forward.chunked:
-        passes = chunked(System.of(forward_equations, loads, stores, folds))
-        forward_chunked = _kernel(
-            f"{name}_forward_chunked", "chunked", "Results, each row in chunks.", loads, stores, passes=passes
-        )
-    nothing = Kernels(forward, forward_chunked, None, None, None, None, None, (), (), (), ())
+        lines = chunked(System.of(forward_equations, loads, stores, folds))
+        doc = "Results, each row in chunks."
+        forward_chunked = _kernel(f"{name}_forward_chunked", "chunked", doc, loads, stores, lines)
+        forward_chunked = replace(forward_chunked, words=() if folds else _row_sums(lines))
+    nothing = Kernels(forward, forward_chunked, None, None, None, None, (), (), (), ())
     return _with_backward(plan, macro, forward_equations, folds, nothing) if plan.backward else nothing
+
+
+def _row_sums(lines: Walks) -> tuple[Tensor, ...]:
+    """The row sums of a kernel, as tensors of one number a row."""
+    return tuple(
+        Tensor(name, "N", "scratch", "compute", name, "sum over a row") for walk in lines.walks for name in walk.sums
+    )
 
 
 def _equations(plan: Plan, macro: Macro, direction: str) -> list[Equation]:
@@ -182,68 +190,45 @@ def _with_backward(
     sums = tuple(replace(_gradient(t), stem=f"d{t.value}_partial") for t in plan.parameters)
     gradient_of += tuple(zip(plan.parameters, sums, strict=True))
 
-    whole = chunked_rows = columns = statistics = None
+    whole = slabs = statistics = None
     if plan.backward.ladder:
-        system = System.of(equations, offered, row_gradients + sums)
-        hoisted, steps = persistent(system)
+        lines = whole_rows(System.of(equations, offered, row_gradients + sums), persistent=bool(sums))
         whole = _kernel(
             f"{name}_backward",
             "persistent" if sums else "tile",
             "Gradients, a tile of whole rows a step" + ("; sums over rows stay in registers." if sums else "."),
             offered,
             row_gradients + sums,
-            steps=(steps if sums else straight(system)),
-            hoisted=hoisted if sums else (),
+            lines,
         )
     if plan.backward.chunked:
         known = offered + plan.scratch
-        passes = chunked(System.of(equations, known, row_gradients, folds))
-        chunked_rows = _kernel(
-            f"{name}_backward_chunked",
-            "chunked",
-            "Row gradients, each row in chunks.",
-            known,
-            row_gradients,
-            passes=passes,
-        )
-        if sums:
-            hoisted, steps = persistent(System.of(equations, known, sums))
-            columns = _kernel(
-                f"{name}_backward_columns",
-                "columns",
-                "Parameter gradients, a block of columns a program.",
-                known,
-                sums,
-                steps=steps,
-                hoisted=hoisted,
-            )
+        words = _row_sums(chunked(System.of(equations, known, row_gradients)))
+        posted = single(System.of(equations, known, words))
+        lines = single(System.of(equations, known + words, row_gradients + sums))
+        if len(posted.walks) > 1 or len(lines.walks) > 1:
+            raise EquationError("a row sum of backward needs another; slabs take one exchange")
+        doc = "Gradients, a slab of columns a program; those that share a row exchange their sums."
+        slabs = _kernel(f"{name}_backward_slabs", "slabs", doc, known, row_gradients + sums, lines, posted)
+        slabs = replace(slabs, words=words)
         if plan.scratch:
             sources = tuple(t for t in faithful + plan.inputs)
-            passes = chunked(System.of(equations, sources, plan.scratch, folds))
-            statistics = _kernel(
-                f"{name}_statistics",
-                "chunked",
-                "Row statistics that forward did not save.",
-                sources,
-                plan.scratch,
-                passes=passes,
-            )
+            lines = chunked(System.of(equations, sources, plan.scratch, folds))
+            doc = "Row statistics that forward did not save."
+            statistics = _kernel(f"{name}_statistics", "chunked", doc, sources, plan.scratch, lines)
     sum_partials = None
     if sums:
         partial = Tensor("partial", "NH", "input", "compute", "partial", "one row of partial sums a program")
         total = Tensor("gradient", "H", "output", "weight", "gradient", "their sum")
-        _, steps = persistent(System.of([Equation("gradient", "partial")], (partial,), (total,)))
-        sum_partials = _kernel(
-            f"{name}_sum_partials", "columns", "Second step of a sum over rows.", (partial,), (total,), steps=steps
-        )
-    read = {tensor for kernel in (whole, chunked_rows, columns, statistics) if kernel for tensor in kernel.loads}
+        doc = "Second step of a sum over rows."
+        sum_partials = Kernel(f"{name}_sum_partials", "sum_partials", doc, (partial,), (total,))
+    read = {tensor for kernel in (whole, slabs, statistics) if kernel for tensor in kernel.loads}
     saved = tuple(t for t in (*plan.inputs, *faithful, *plan.parameters, *plan.statistics) if t in read)
     return replace(
         forward,
         statistics=statistics,
         backward=whole,
-        backward_chunked=chunked_rows,
-        backward_columns=columns,
+        backward_slabs=slabs,
         sum_partials=sum_partials,
         saved=saved,
         gradients=row_gradients + sums,
@@ -277,20 +262,17 @@ def _kernel(
     doc: str,
     loads: Iterable[Tensor],
     stores: Iterable[Tensor],
-    steps: Sequence[Step] = (),
-    hoisted: Sequence[Step] = (),
-    passes: Sequence[Pass] = (),
+    lines: Walks,
+    posted: Walks = Walks(),
 ) -> Kernel:
     """A kernel whose loads are those that its lines turned out to use."""
-    lines = [*hoisted, *steps, *(step for one in passes for step in (*one.before, *one.inside, *one.after))]
-    used = {step.tensor for step in lines if isinstance(step, Load)}
+    used = {step.tensor for step in lines.steps + posted.steps if isinstance(step, Load)}
     return Kernel(
         name=name,
         strategy=strategy,
         doc=doc,
         loads=tuple(tensor for tensor in loads if tensor in used),
         stores=tuple(stores),
-        steps=tuple(steps),
-        hoisted=tuple(hoisted),
-        passes=tuple(passes),
+        lines=lines,
+        posted=posted,
     )

@@ -15,11 +15,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 
 from normgen.emit import seal
+from normgen.equations import plus
 from normgen.kernels import Kernel, Kernels, kernels
 from normgen.numerics import BOUNDS
 from normgen.plan import Plan
 from normgen.stages.base import Stage, Tensor
-from normgen.target import CHUNK, COLUMNS, MEASURED
 
 WIDTH = 120
 
@@ -45,22 +45,27 @@ def call(head: str, arguments: list[str], tail: str = ")", indent: int = 0) -> s
 def launch_arguments(kernel: Kernel) -> list[str]:
     """What a kernel is launched with, apart from its tile: Python variables of the launcher, in order of the signature.
 
-    Tensors with rows are loaded from `<name>_rows` and stored to contiguous tensors, whose stride is H.
+    Tensors with rows are loaded from `<name>_rows` and stored to contiguous tensors.
     """
     loaded = {tensor: f"{tensor.api}_rows" if tensor.dims == "NH" else tensor.api for tensor in kernel.loads}
     stored = {t: f"{t.api}_partial" if t.dims == "H" and t.stem else t.stem or t.api for t in kernel.stores}
     variables = loaded | stored
-    strides = [f"{loaded[tensor]}.stride(0)" if tensor in loaded else "H" for tensor in kernel.strided]
     dtypes = {"input_dtype": "input_dtype", "output_dtype": "out.dtype"}
-    aligned = ["H", *(variable for tensor, variable in loaded.items() if tensor.dims == "NH")]
     return [
         *variables.values(),
-        *strides,
-        *("N", "H"),
+        *(["words"] if kernel.words else []),
+        *(f"{loaded[tensor]}.stride(0)" for tensor in kernel.strided),
+        "N",
         *(["eps"] if kernel.mentions("epsilon") else []),
         *(f"{name}=_TL_DTYPES[{dtypes[name]}]" for name in kernel.dtypes),
-        f"ALIGNMENT=_alignment({', '.join(aligned)})",
+        "H=H",
+        f"ALIGNMENT=_alignment({', '.join(loaded[tensor] for tensor in kernel.strided)})",
     ]
+
+
+def mentioning(text: str, name: str) -> bool:
+    """Whether `name` stands in `text` as an identifier of its own."""
+    return re.search(rf"(?<![\w.]){name}\b", text) is not None
 
 
 def dense(text: str) -> str:
@@ -104,10 +109,9 @@ def environment() -> Environment:
         launch_arguments=launch_arguments,
         title=title,
         dtype_words=dtype_words,
-        chunk=CHUNK,
-        columns=COLUMNS,
-        measured=MEASURED,
+        plus=plus,
     )
+    env.tests.update(mentioning=mentioning)
     env.filters.update(
         dense=dense,
         literal=literal,
@@ -130,9 +134,9 @@ def solve(plan: Plan) -> Kernels:
     return kernels(plan, stage_text)
 
 
-def kernel_text(plan: Plan, kernel: Kernel) -> str:
+def kernel_text(kernel: Kernel) -> str:
     module: Any = environment().get_template(f"strategies/{kernel.strategy}.jinja").module
-    return dense(str(module.kernel(kernel, plan)))
+    return dense(str(module.kernel(kernel)))
 
 
 def render(plan: Plan, source: str) -> dict[str, str]:
@@ -142,7 +146,7 @@ def render(plan: Plan, source: str) -> dict[str, str]:
     scope = {
         "plan": plan,
         "kernels": solved,
-        "kernel_text": lambda kernel: kernel_text(plan, kernel),
+        "kernel_text": kernel_text,
         "namespace": f"normgen_{digest[:8]}",
         "class_name": "".join(part.capitalize() for part in name.split("_")),
         "title": title(plan),
