@@ -39,28 +39,31 @@ def call(head: str, arguments: list[str], tail: str = ")", indent: int = 0) -> s
     line = f"{head}{', '.join(arguments)}{tail}"
     if indent + len(line) <= WIDTH:
         return line
-    return "\n".join([head, *(f"    {argument}," for argument in arguments), tail])
+    return "\n".join([head, *(textwrap.indent(f"{argument},", "    ") for argument in arguments), tail])
 
 
-def launch_arguments(kernel: Kernel) -> list[str]:
+def launch_arguments(kernel: Kernel, indent: int) -> list[str]:
     """What a kernel is launched with, apart from its tile: Python variables of the launcher, in order of the signature.
 
-    Tensors with rows are loaded from `<name>_rows` and stored to contiguous tensors, whose stride is H.
+    Tensors with rows are loaded from `<name>_rows` and stored to contiguous tensors, whose stride is H. `indent` is the
+    column at which an argument will stand.
     """
     loaded = {tensor: f"{tensor.api}_rows" if tensor.dims == "NH" else tensor.api for tensor in kernel.loads}
     stored = {t: f"{t.api}_partial" if t.dims == "H" and t.stem else t.stem or t.api for t in kernel.stores}
     variables = loaded | stored
-    strides = [f"{loaded[tensor]}.stride(0)" if tensor in loaded else "H" for tensor in kernel.strided]
+    strides = [f"{tensor.api}_stride" if tensor in loaded else "H" for tensor in kernel.strided]
     dtypes = {"input_dtype": "input_dtype", "output_dtype": "out.dtype"}
-    aligned = ["H", *(variable for tensor, variable in loaded.items() if tensor.dims == "NH")]
     return [
-        *variables.values(),
-        *strides,
+        _tuple([*variables.values()], indent),
+        _tuple(strides, indent),
         *("N", "H"),
         *(["eps"] if kernel.mentions("epsilon") else []),
-        *(f"{name}=_TL_DTYPES[{dtypes[name]}]" for name in kernel.dtypes),
-        f"ALIGNMENT=_alignment({', '.join(aligned)})",
+        *(f"{name}={dtypes[name]}" for name in kernel.dtypes),
     ]
+
+
+def _tuple(elements: list[str], indent: int) -> str:
+    return f"({elements[0]},)" if len(elements) == 1 else call("(", elements, ")", indent + len(","))
 
 
 def dense(text: str) -> str:
