@@ -33,6 +33,9 @@ Macro = Callable[[Stage, str, str, str], str]
 """Renders the macro of that name of a stage's template: (stage, macro, taken, left) -> text."""
 
 
+NO_LINES = Walks()
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One Triton kernel: `strategy` names its template."""
@@ -42,8 +45,8 @@ class Kernel:
     doc: str
     loads: tuple[Tensor, ...]
     stores: tuple[Tensor, ...]
-    lines: Walks = Walks()
-    posted: Walks = Walks()
+    lines: Walks = NO_LINES
+    posted: Walks = NO_LINES
     """In a kernel of slabs: the row sums over a slab. `lines` takes them, summed over all slabs, as loaded values."""
     words: tuple[Tensor, ...] = ()
     """Row sums that the programs which share a row exchange."""
@@ -263,7 +266,7 @@ def _kernel(
     loads: Iterable[Tensor],
     stores: Iterable[Tensor],
     lines: Walks,
-    posted: Walks = Walks(),
+    posted: Walks = NO_LINES,
 ) -> Kernel:
     """A kernel whose loads are those that its lines turned out to use."""
     used = {step.tensor for step in lines.steps + posted.steps if isinstance(step, Load)}

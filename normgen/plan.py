@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TypeVar
 
 from normgen.spec import Spec
 from normgen.stages.base import Dtype, Stage, Tensor
 from normgen.stages.normalize import Normalize
-from normgen.target import BACKWARD_LADDER, FORWARD_LADDER, Rung, single_block_limit
+from normgen.target import LADDERS, WIDEST, Chunk, Slab, Tile, single_block_limit
 
-Strategy = Literal["single_block", "chunked"]
+Rung = TypeVar("Rung", Tile, Chunk | Slab)
 
 
 @dataclass(frozen=True)
 class Direction:
-    """How one direction (forward or backward) is launched: rungs for whole rows, and chunks beyond them."""
+    """How one direction (forward or backward) is launched: rungs for whole rows, and for rows wider than these."""
 
-    ladder: tuple[Rung, ...]
-    chunked: bool
+    ladder: tuple[Tile, ...]
+    wide: tuple[Chunk | Slab, ...]
+
+    @property
+    def chunked(self) -> bool:
+        return bool(self.wide)
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Plan:
     @property
     def width_limit(self) -> int | None:
         """The widest row that a strategy of whole rows only can take; None where chunks take the rest."""
-        return single_block_limit(self.spec.grad) if self.spec.strategy == "single_block" else None
+        return single_block_limit(self.spec.norm, self.spec.grad) if self.spec.strategy == "single_block" else None
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:
@@ -75,8 +80,9 @@ def plan(spec: Spec) -> Plan:
     norm = next(stage for stage in stages if isinstance(stage, Normalize))
     saved = {tensor.value for tensor in by_role["statistic"]}
     reasons: list[str] = []
-    forward = _direction(spec, "forward", FORWARD_LADDER, reasons)
-    backward = _direction(spec, "backward", BACKWARD_LADDER, reasons) if spec.grad else None
+    ladders = LADDERS[spec.norm]
+    forward = _direction(spec, "forward", ladders.forward, ladders.chunks, reasons)
+    backward = _direction(spec, "backward", ladders.backward, ladders.slabs, reasons) if spec.grad else None
     return Plan(
         spec=spec,
         stages=tuple(zip(stages, names[:-1], names[1:], strict=True)),
@@ -91,28 +97,45 @@ def plan(spec: Spec) -> Plan:
     )
 
 
-def _direction(spec: Spec, name: str, ladder: tuple[Rung, ...], reasons: list[str]) -> Direction:
-    """The part of the ladder that the spec's widths and strategy use."""
+def _direction(
+    spec: Spec, name: str, ladder: tuple[Tile, ...], wide: tuple[Chunk | Slab, ...], reasons: list[str]
+) -> Direction:
+    """The parts of the ladders that the spec's widths and strategy use."""
     single_block = spec.strategy == "single_block"
-    limit = single_block_limit(spec.grad) if single_block else ladder[-1].widest
-    widths = spec.widths
     if spec.strategy == "welford":
-        reasons.append(f"{name}: rows are walked in chunks at every width, as strategy: welford asks")
-        return Direction((), chunked=True)
-    rungs = tuple(
-        rung
-        for below, rung in zip((0, *(r.widest for r in ladder)), ladder, strict=False)
-        if below < limit and (widths is None or any(below < width <= rung.widest for width in widths))
-    )
-    for rung in rungs:
-        tile = f"{rung.elements} elements, {rung.warps} warp{'s' * (rung.warps > 1)}"
-        reasons.append(f"{name}: to H = {rung.widest}, {rung.reason} ({tile})")
-    chunks = spec.strategy == "auto" and (widths is None or widths[-1] > limit)
-    if chunks:
-        reasons.append(f"{name}: beyond H = {limit} a row does not fit the registers of one program: chunks")
-    elif single_block and widths is None and name == "forward":
+        ladder = ()
+        reasons.append(f"{name}: rows of every width are walked in chunks, as strategy: welford asks")
+    limit = ladder[-1].widest if ladder else 0
+    if single_block:
+        limit, wide = single_block_limit(spec.norm, spec.grad), ()
+    tiles = tuple(rung for below, rung in _steps(ladder, 0) if _serves(spec, below, min(rung.widest, limit)))
+    rest = tuple(rung for below, rung in _steps(wide, limit) if _serves(spec, below, rung.widest))
+    for tile in tiles:
+        shared = "rows share a tile" if tile.elements > tile.widest // 2 + 1 else "one row a tile"
+        shape = f"{tile.elements} elements, {tile.warps} warp{'s' * (tile.warps > 1)}"
+        reasons.append(f"{name}: to H = {tile.widest}, {shared} ({shape})")
+    for rung in rest:
+        width = f"to H = {rung.widest}" if rung.widest < WIDEST else "wider rows"
+        if isinstance(rung, Slab):
+            reasons.append(f"{name}: {width}, a row is shared by programs of {rung.columns} columns each")
+        elif rung.slab < WIDEST:
+            reasons.append(f"{name}: {width}, chunks read again from the cache, a program every {rung.slab} columns")
+        else:
+            reasons.append(f"{name}: {width}, chunks read again from the cache")
+    if single_block and spec.widths is None and name == "forward":
         reasons.append(f"{name}: wider rows than {limit} are refused at run time, as strategy: single_block asks")
-    return Direction(rungs, chunks)
+    return Direction(tiles, rest)
+
+
+def _steps(ladder: Sequence[Rung], below: int) -> Iterator[tuple[int, Rung]]:
+    """Each rung with the widest row that is served before it."""
+    for rung in ladder:
+        yield below, rung
+        below = max(below, rung.widest)
+
+
+def _serves(spec: Spec, below: int, widest: int) -> bool:
+    return below < widest if spec.widths is None else any(below < width <= widest for width in spec.widths)
 
 
 def _memory_reasons(spec: Spec) -> list[str]:

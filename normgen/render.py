@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 
 from normgen.emit import seal
-from normgen.equations import plus
+from normgen.equations import Load, Reload, Step, Store, Walk, plus
 from normgen.kernels import Kernel, Kernels, kernels
 from normgen.numerics import BOUNDS
 from normgen.plan import Plan
 from normgen.stages.base import Stage, Tensor
+from normgen.target import COLUMNS, STATISTICS, WIDEST
 
 WIDTH = 120
 
@@ -39,33 +40,43 @@ def call(head: str, arguments: list[str], tail: str = ")", indent: int = 0) -> s
     line = f"{head}{', '.join(arguments)}{tail}"
     if indent + len(line) <= WIDTH:
         return line
-    return "\n".join([head, *(f"    {argument}," for argument in arguments), tail])
+    return "\n".join([head, *(textwrap.indent(f"{argument},", "    ") for argument in arguments), tail])
 
 
-def launch_arguments(kernel: Kernel) -> list[str]:
+def launch_arguments(kernel: Kernel, indent: int) -> list[str]:
     """What a kernel is launched with, apart from its tile: Python variables of the launcher, in order of the signature.
 
-    Tensors with rows are loaded from `<name>_rows` and stored to contiguous tensors.
+    Tensors with rows are loaded from `<name>_rows` and stored to contiguous tensors. `indent` is the column at which an
+    argument will stand.
     """
     loaded = {tensor: f"{tensor.api}_rows" if tensor.dims == "NH" else tensor.api for tensor in kernel.loads}
     stored = {t: f"{t.api}_partial" if t.dims == "H" and t.stem else t.stem or t.api for t in kernel.stores}
     variables = loaded | stored
+    strides = [f"{tensor.api}_stride" for tensor in kernel.strided]
     dtypes = {"input_dtype": "input_dtype", "output_dtype": "out.dtype"}
     return [
-        *variables.values(),
-        *(["words"] if kernel.words else []),
-        *(f"{loaded[tensor]}.stride(0)" for tensor in kernel.strided),
+        _tuple([*variables.values(), *(["words"] if kernel.words else [])], indent),
+        _tuple(strides, indent),
         "N",
         *(["eps"] if kernel.mentions("epsilon") else []),
-        *(f"{name}=_TL_DTYPES[{dtypes[name]}]" for name in kernel.dtypes),
+        *(f"{name}={dtypes[name]}" for name in kernel.dtypes),
         "H=H",
-        f"ALIGNMENT=_alignment({', '.join(loaded[tensor] for tensor in kernel.strided)})",
     ]
+
+
+def _tuple(elements: list[str], indent: int) -> str:
+    return f"({elements[0]},)" if len(elements) == 1 else call("(", elements, ")", indent + len(","))
 
 
 def mentioning(text: str, name: str) -> bool:
     """Whether `name` stands in `text` as an identifier of its own."""
     return re.search(rf"(?<![\w.]){name}\b", text) is not None
+
+
+def again_in(step: Step, walks: Sequence[Walk]) -> bool:
+    """Whether what the step loads or stores is read by one of the later walks."""
+    read = {one.tensor for walk in walks for one in walk.inside if isinstance(one, (Load, Reload))}
+    return isinstance(step, (Load, Store, Reload)) and step.tensor in read
 
 
 def dense(text: str) -> str:
@@ -110,8 +121,11 @@ def environment() -> Environment:
         title=title,
         dtype_words=dtype_words,
         plus=plus,
+        columns=COLUMNS,
+        statistics=STATISTICS,
+        widest=WIDEST,
     )
-    env.tests.update(mentioning=mentioning)
+    env.tests.update(mentioning=mentioning, again_in=again_in)
     env.filters.update(
         dense=dense,
         literal=literal,

@@ -158,7 +158,7 @@ class Spec(Model):
 
     @model_validator(mode="after")
     def _row_fits_block(self) -> Spec:
-        limit = single_block_limit(self.grad)
+        limit = single_block_limit(self.norm, self.grad)
         too_wide = [width for width in self.widths or () if width > limit]
         if self.strategy == "single_block" and too_wide:
             raise fault(

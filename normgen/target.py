@@ -1,56 +1,113 @@
-"""Facts about GPUs, and the launch ladders that rest on them: the only file that knows hardware."""
+"""Facts about GPUs, and the launch ladders that rest on them: the only file that knows hardware.
+
+The ladders were chosen on an H200 (torch 2.11.0, triton 3.6.0, bf16, 2^27 elements); `benchmarks/results/h200` holds
+what the final code reaches at every width.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
-class Rung:
-    """Rows up to `widest` elements are served by tiles of `elements` elements, with `warps` warps a program."""
+class Tile:
+    """Whole rows in registers, for rows up to `widest`: `elements` a tile, in blocks of at most `columns` columns."""
 
     widest: int
+    columns: int
     elements: int
     warps: int
-    programs: int
-    """Programs a multiprocessor in a persistent grid; unused where there is one program a tile."""
-    reason: str
-    measured: str
-    """What chose it: see MEASURED, at the widest row of the rung; then the best of the other choices tried there."""
-
-
-# A program that holds a whole row keeps it in registers, of which a thread has at most 255: 32 to 64 elements a thread
-# forward and 16 backward leave room for the parameters and for other programs. Where a few registers less let one more
-# program run, ptxas spills a few bytes for it; tests/test_compile.py holds that no shipped kernel is at such an edge.
-# AMD's warps are of 64 threads: with fewer than 512 elements a warp a load would not fill 16 bytes.
-FORWARD_LADDER = (
-    Rung(256, 1024, 1, 0, "narrow rows share a tile", "0.97 / 0.95; 2048 elements: 0.98 / 0.89"),
-    Rung(2048, 2048, 2, 0, "rows share a tile", "0.97 / 0.97 / 1.00; 4 warps: 0.98 / 0.92 / 1.01"),
-    Rung(4096, 4096, 2, 0, "one row a program", "0.96 / 0.93 / 0.99; 4 warps: 0.95 / 0.94 / 0.98"),
-    Rung(8192, 8192, 4, 0, "one row a program", "0.96 / 0.91 / 0.98; 8 warps: 0.95 / 0.91 / 0.97"),
-    Rung(16384, 16384, 8, 0, "one row a program", "0.97 / 0.73 / 0.98; 16 warps: 0.94 / 0.83 / 0.99, with spills"),
-)
-BACKWARD_LADDER = (
-    Rung(4096, 4096, 8, 2, "rows share a tile", "0.79 / 0.72 / 0.80; 8192 and 16 warps: 0.74 / 0.65 / 0.77"),
-    Rung(8192, 8192, 16, 1, "one row a tile", "0.76 / 0.69 / 0.79; 8 warps: 0.73 / 0.69 / 0.77"),
-)
-MEASURED = "rms / layer / add + rms as a share of a device copy, bf16 on an H200, torch 2.11.0, triton 3.6.0"
+    stages: int = 1
+    """Tiles on their way or in work at a time, in a persistent grid."""
+    programs: int = 0
+    """Programs a multiprocessor, in a persistent grid."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The loop over chunks of a row wider than the ladder."""
+    """Rows read again for each walk, in chunks of `columns`; every `slab` columns have a program of their own."""
 
-    elements: int
+    widest: int
+    columns: int
+    slab: int
     warps: int
+    programs: int = 1
+    """Programs a multiprocessor where several share a row."""
 
 
-CHUNK = Chunk(8192, 16)
+@dataclass(frozen=True)
+class Slab:
+    """Rows shared by programs that own `columns` columns each."""
+
+    widest: int
+    columns: int
+    """Of elements of 2 bytes; wider elements, fewer."""
+    warps: int
+    programs: int
+    """Programs a multiprocessor."""
+
+
+@dataclass(frozen=True)
+class Ladders:
+    """Rungs by width, narrow to wide; what serves the widest rows takes all that are wider."""
+
+    forward: tuple[Tile, ...]
+    chunks: tuple[Chunk, ...]
+    backward: tuple[Tile, ...]
+    slabs: tuple[Slab, ...]
+
+
+WIDEST = 2**31 - 1
+
+# A program that holds a whole row keeps it in registers, of which a thread has at most 255: 32 to 64 elements a thread
+# forward and 16 to 40 backward leave room for the parameters and for other programs.
+# AMD's warps are of 64 threads: with fewer than 512 elements a warp a load would not fill 16 bytes.
+LADDERS: dict[Literal["rms", "layer"], Ladders] = {
+    "rms": Ladders(
+        forward=(
+            Tile(256, 256, 1024, 1),
+            Tile(2048, 2048, 2048, 2),
+            Tile(4096, 4096, 4096, 4),
+            Tile(8192, 8192, 8192, 8),
+        ),
+        chunks=(
+            Chunk(16384, 4096, WIDEST, 16),
+            Chunk(65536, 8192, WIDEST, 32),
+            Chunk(WIDEST, 8192, 32768, 32, 2),
+        ),
+        backward=(
+            Tile(4096, 4096, 4096, 8, 3, 2),
+            Tile(5632, 1024, 5120, 4, 3, 2),
+            Tile(8192, 8192, 8192, 16, 4, 1),
+        ),
+        slabs=(Slab(WIDEST, 4096, 4, 2),),
+    ),
+    "layer": Ladders(
+        forward=(
+            Tile(256, 256, 1024, 1),
+            Tile(2048, 2048, 2048, 2),
+            Tile(4096, 4096, 4096, 4),
+            Tile(8192, 8192, 8192, 8),
+        ),
+        chunks=(
+            Chunk(16384, 4096, WIDEST, 16),
+            Chunk(32768, 8192, WIDEST, 32),
+            Chunk(WIDEST, 4096, 16384, 16, 4),
+        ),
+        backward=(
+            Tile(4096, 4096, 4096, 8, 3, 2),
+            Tile(5632, 1024, 5120, 4, 3, 2),
+            Tile(8192, 8192, 8192, 16, 4, 1),
+        ),
+        slabs=(Slab(WIDEST, 4096, 4, 2),),
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Tiles of the kernel that sums parameter gradients over rows, a block of columns at a time."""
+    """Tiles of the kernel that adds up partial sums, a block of columns at a time."""
 
     rows: int
     columns: int
@@ -58,8 +115,10 @@ class Columns:
 
 
 COLUMNS = Columns(16, 256, 8)
+STATISTICS = Chunk(WIDEST, 4096, WIDEST, 16)
 
 
-def single_block_limit(grad: bool) -> int:
+def single_block_limit(norm: Literal["rms", "layer"], grad: bool) -> int:
     """The widest row that one program can hold, in every direction that is emitted."""
-    return min(FORWARD_LADDER[-1].widest, BACKWARD_LADDER[-1].widest) if grad else FORWARD_LADDER[-1].widest
+    ladders = LADDERS[norm]
+    return min(ladders.forward[-1].widest, ladders.backward[-1].widest) if grad else ladders.forward[-1].widest
