@@ -171,6 +171,22 @@ class Walks:
     def steps(self) -> tuple[Step, ...]:
         return self.hoisted + tuple(step for walk in self.walks for step in walk.steps)
 
+    def eviction(self, number: int, step: Step) -> str:
+        """What a cache should do with what a step of that walk reads or writes: keep what is read again, not the last.
+
+        Empty where it makes no difference.
+        """
+        if not isinstance(step, (Load, Store, Reload)) or len(self.walks) == 1:
+            return ""
+        if step.tensor.dims == "H":
+            return "evict_last"
+        last = number == len(self.walks) - 1
+        again = {s.tensor for w in self.walks[number + 1 :] for s in w.inside if isinstance(s, (Load, Reload))}
+        read = isinstance(step, (Load, Reload))
+        if step.tensor.dims != "NH" or (read and step.tensor not in again and not last):
+            return ""
+        return "evict_last" if read and not last else "evict_first" if last else ""
+
 
 def substitute(expression: str, names: Mapping[str, str]) -> str:
     """`expression` with whole identifiers replaced; attributes are left alone."""

@@ -221,10 +221,9 @@ def _with_backward(
             statistics = _kernel(f"{name}_statistics", "chunked", doc, sources, plan.scratch, lines)
     sum_partials = None
     if sums:
-        partial = Tensor("partial", "NH", "input", "compute", "partial", "one row of partial sums a program")
-        total = Tensor("gradient", "H", "output", "weight", "gradient", "their sum")
-        doc = "Second step of a sum over rows."
-        sum_partials = Kernel(f"{name}_sum_partials", "sum_partials", doc, (partial,), (total,))
+        totals = tuple(_gradient(t) for t in plan.parameters)
+        doc = "Second step of the sums over rows."
+        sum_partials = Kernel(f"{name}_sum_partials", "sum_partials", doc, sums, totals)
     read = {tensor for kernel in (whole, slabs, statistics) if kernel for tensor in kernel.loads}
     saved = tuple(t for t in (*plan.inputs, *faithful, *plan.parameters, *plan.statistics) if t in read)
     return replace(

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 
 from normgen.emit import seal
-from normgen.equations import Load, Reload, Step, Store, Walk, plus
+from normgen.equations import plus
 from normgen.kernels import Kernel, Kernels, kernels
 from normgen.numerics import BOUNDS
 from normgen.plan import Plan
@@ -73,12 +73,6 @@ def mentioning(text: str, name: str) -> bool:
     return re.search(rf"(?<![\w.]){name}\b", text) is not None
 
 
-def again_in(step: Step, walks: Sequence[Walk]) -> bool:
-    """Whether what the step loads or stores is read by one of the later walks."""
-    read = {one.tensor for walk in walks for one in walk.inside if isinstance(one, (Load, Reload))}
-    return isinstance(step, (Load, Store, Reload)) and step.tensor in read
-
-
 def dense(text: str) -> str:
     """`text` without empty lines, as the inside of a function is."""
     return "\n".join(line for line in text.splitlines() if line.strip())
@@ -125,10 +119,11 @@ def environment() -> Environment:
         statistics=STATISTICS,
         widest=WIDEST,
     )
-    env.tests.update(mentioning=mentioning, again_in=again_in)
+    env.tests.update(mentioning=mentioning)
     env.filters.update(
         dense=dense,
         literal=literal,
+        zip=zip,
         prefix=lambda name, prefix: f"{prefix}{name}",
         quoted=lambda name: f'"{name}"',
         sentence=sentence,

@@ -114,7 +114,7 @@ class Columns:
     warps: int
 
 
-COLUMNS = Columns(16, 256, 8)
+COLUMNS = Columns(128, 32, 8)
 STATISTICS = Chunk(WIDEST, 4096, WIDEST, 16)
 
 
