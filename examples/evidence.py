@@ -26,6 +26,7 @@ if DEVICE == "cpu":
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from triton import knobs  # noqa: E402
 from triton.runtime.jit import KernelInterface  # noqa: E402
 
 # 2^-24: the most that one rounding to float32 can be off, relative to the value.
@@ -60,10 +61,15 @@ def count_launches() -> Iterator[Counter[str]]:
 
         return counting_launch
 
+    def watch(launch):
+        """Generated modules launch the kernels that they kept without Triton, unless somebody hooked into launches."""
+
     KernelInterface.__getitem__ = counting_getitem
+    knobs.runtime.launch_enter_hook.add(watch)
     try:
         yield counts
     finally:
+        knobs.runtime.launch_enter_hook.remove(watch)
         KernelInterface.__getitem__ = getitem
 
 

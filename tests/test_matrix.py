@@ -221,12 +221,13 @@ def assert_sound(module: ast.Module, name: str) -> None:
         chosen = [node.id for value in values for node in ast.walk(value) if isinstance(node, ast.Name)]
         chosen = [name for name in chosen if name in kernels]
         for node in ast.walk(function):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
-                target = ast.unparse(node.func.value)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "_launch" and function.name != "_launch":
+                launch, _, tensors, strides, *others = node.args
+                target = ast.unparse(launch)
                 for kernel in chosen if target == "kernel" else [target]:
                     arguments = [argument.arg for argument in kernels[kernel].args.args]
-                    named = {str(keyword.arg) for keyword in node.keywords} - {"None", "num_warps"}
-                    assert set(arguments[len(node.args) :]) == named, kernel
+                    named = {str(keyword.arg) for keyword in node.keywords} - {"num_warps"} | {"ALIGNMENT"}
+                    assert set(arguments[len([*tensors.elts, *strides.elts, *others]) :]) == named, kernel
                     launched.add(kernel)
     assert launched == set(kernels)
 
