@@ -1,6 +1,6 @@
 """The command line: arguments, printing, exit codes.
 
-Exit codes: 0 all is well; 1 findings (drift, files edited by hand, kernels that spill or access rows bit by bit); 2
+Exit codes: 0 all is well; 1 findings (drift, files edited by hand, kernels that spill or access rows piecemeal); 2
 errors (specs, usage, the output folder, torch or triton missing where kernels are inspected).
 """
 
@@ -175,7 +175,8 @@ def _explain(args: argparse.Namespace) -> Report:
 def _inspect(args: argparse.Namespace) -> Report:
     from normgen.inspect import data, faults, inspect, table
 
-    found = inspect(_load(args.specs), args.target, args.dtype, args.weight_dtype, args.width, args.jobs)
+    specs = _load(args.specs)
+    found = inspect(specs, args.target, args.dtype, args.weight_dtype, widths=args.width, jobs=args.jobs)
     report = Report(lines=table(found), data={"kernels": data(found)}, faults=faults(found))
     report.code = 1 if report.faults else 0
     return report
