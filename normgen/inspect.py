@@ -71,7 +71,7 @@ class Compiled:
     occupancy: int
     """Programs resident on one multiprocessor."""
     limit: str
-    """What allows no more of them: registers, shared, warps or programs."""
+    """What allows no more of them: warps, programs, registers or shared, the first that does."""
 
     @property
     def findings(self) -> list[str]:
@@ -122,7 +122,9 @@ def inspect(
     recorded = [
         (call, launch) for call in calls(specs, dtype, weight_dtype, widths, short) for launch in launches(call, target)
     ]
-    distinct = {launch.key: launch for _, launch in recorded}
+    distinct: dict[str, Launch] = {}
+    for _, launch in recorded:
+        distinct.setdefault(launch.key, launch)
     usage = dict(zip(distinct, _compile_all(list(distinct.values()), target, jobs), strict=True))
     found = [_compiled(call, launch, usage[launch.key], target) for call, launch in recorded]
     order: dict[tuple[str, str], int] = {}

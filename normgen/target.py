@@ -30,7 +30,7 @@ class Gpu:
     """Bytes that each program takes besides what it asks for."""
 
     def occupancy(self, registers: int, shared: int, warps: int) -> tuple[int, str]:
-        """Resident programs a multiprocessor, and what allows no more: registers, shared, warps or programs.
+        """Resident programs a multiprocessor, and what allows no more: warps, programs, registers or shared.
 
         Takes registers a thread, bytes of shared memory and warps of one program. No program at all is resident where
         one asks for more than there is.
@@ -38,10 +38,10 @@ class Gpu:
         taken = -(-registers // self.register_step) * self.register_step * self.warp
         reserved = -(-(shared + self.shared_reserved) // self.shared_step) * self.shared_step
         limits = {
-            "registers": self.parts * (self.registers // self.parts // max(taken, 1)) // warps,
-            "shared": self.shared // max(reserved, 1) if shared <= self.shared_program else 0,
             "warps": self.warps // warps,
             "programs": self.programs,
+            "registers": self.parts * (self.registers // self.parts // max(taken, 1)) // warps,
+            "shared": self.shared // max(reserved, 1) if shared <= self.shared_program else 0,
         }
         limit = min(limits, key=lambda name: limits[name])
         return limits[limit], limit
