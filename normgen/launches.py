@@ -41,6 +41,8 @@ class Call:
     source: str
     """Path of the spec."""
     plan: Plan
+    path: str
+    """File of the generated module."""
     dtype: str
     weight_dtype: str
     width: int
@@ -111,6 +113,7 @@ def calls(
     faults = []
     for source, spec in specs.items():
         made = plan(spec)
+        path = _written(made, source)
         listed = spec.dtypes.input
         x = dtype or ("bfloat16" if "bfloat16" in listed else listed[0])
         taken = list(dict.fromkeys(x if name == "same" else name for name in spec.dtypes.weight))
@@ -126,7 +129,7 @@ def calls(
         forward = set(widths or _representative(made, made.forward, short))
         backward = set(widths or _representative(made, made.backward, short)) if made.backward else set()
         for width in sorted(forward | backward):
-            found.append(Call(source, made, x, weight, width, width in forward, width in backward))
+            found.append(Call(source, made, path, x, weight, width, width in forward, width in backward))
     if faults:
         raise SpecError(faults)
     return found
@@ -156,10 +159,10 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="normgen")
 
 
-def _written(call: Call) -> str:
-    """Path of the generated module."""
-    spec = call.plan.spec
-    text = render(call.plan, call.source)[f"{spec.name}.py"]
+def _written(made: Plan, source: str) -> str:
+    """Path of the generated module, now on disk."""
+    spec = made.spec
+    text = render(made, source)[f"{spec.name}.py"]
     # Operators of its own, lest it find those of the same module imported elsewhere, and launch what that one has.
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     text = text.replace(f"normgen_{spec.digest[:8]}", f"normgen_inspected_{digest}")
@@ -185,8 +188,7 @@ def module_at(path: str) -> ModuleType:
 def launches(call: Call, target: str) -> list[Launch]:
     """What the module launches in this call, on a GPU of the target. Raises ToolError where torch or triton fails."""
     torch, triton = runtime()
-    path = _written(call)
-    module = module_at(path)
+    module = module_at(call.path)
     functions = _functions(triton, module)
     taken: list[_Taken] = []
     with contextlib.ExitStack() as stack:
@@ -209,7 +211,7 @@ def launches(call: Call, target: str) -> list[Launch]:
             found += taken
     assert found, f"{call.plan.spec.name} launched nothing for width {call.width}"
     backend = triton.compiler.make_backend(gpu(triton, target))
-    return [_launch(triton, backend, call, path, functions, one) for one in found]
+    return [_launch(triton, backend, call, functions, one) for one in found]
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,7 @@ def _tensors(torch: Any, call: Call) -> dict[str, Any]:
     }
 
 
-def _launch(triton: Any, backend: Any, call: Call, path: str, functions: list[Any], taken: _Taken) -> Launch:
+def _launch(triton: Any, backend: Any, call: Call, functions: list[Any], taken: _Taken) -> Launch:
     """What the launch tells the compiler.
 
     Types, constants and divisibility are worked out by what `JITFunction.run` itself uses, the same in Triton 3.6 and
@@ -260,7 +262,7 @@ def _launch(triton: Any, backend: Any, call: Call, path: str, functions: list[An
     rows = {name: value for name, value in bound.items() if hasattr(value, "data_ptr") and value.dim() == 2}
     called = [f.src for f in functions if f is not function and re.search(rf"\b{f.__name__}\(", function.src)]
     return Launch(
-        path=path,
+        path=call.path,
         kernel=function.__name__,
         signature=signature,
         constants=constants,
