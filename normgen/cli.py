@@ -1,6 +1,7 @@
 """The command line: arguments, printing, exit codes.
 
-Exit codes: 0 all is well; 1 findings (drift, files edited by hand); 2 errors (specs, usage, the output folder).
+Exit codes: 0 all is well; 1 findings (drift, files edited by hand, kernels that spill or access rows piecemeal); 2
+errors (specs, usage, the output folder, torch or triton missing where kernels are inspected).
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from normgen import __version__
 from normgen.emit import EditedError, check, create, emit, spec_path, strays
-from normgen.errors import Fault, OutputError, SpecError
+from normgen.errors import Fault, OutputError, SpecError, ToolError
 from normgen.loader import fault_at, load, read
-from normgen.spec import Spec, json_schema
+from normgen.spec import MAX_HIDDEN, InputDtype, Spec, json_schema
+from normgen.target import TARGETS
 
 if TYPE_CHECKING:
     from normgen.plan import Plan
@@ -170,6 +172,16 @@ def _explain(args: argparse.Namespace) -> Report:
     return Report(lines=[explain(plan).rstrip("\n")], data=explain_data(plan))
 
 
+def _inspect(args: argparse.Namespace) -> Report:
+    from normgen.inspect import data, faults, inspect, table
+
+    specs = _load(args.specs)
+    found = inspect(specs, args.target, args.dtype, args.weight_dtype, widths=args.width, jobs=args.jobs)
+    report = Report(lines=table(found), data={"kernels": data(found)}, faults=faults(found))
+    report.code = 1 if report.faults else 0
+    return report
+
+
 def _schema(args: argparse.Namespace) -> Report:
     return Report(lines=[json.dumps(json_schema(), indent=2)])
 
@@ -214,6 +226,24 @@ def _name(text: str) -> str:
         raise argparse.ArgumentTypeError(error.faults[0].message) from None
 
 
+def _target(text: str) -> str:
+    if text not in TARGETS:
+        *most, last = TARGETS
+        raise argparse.ArgumentTypeError(f"{text!r} is no target; write {', '.join(most)} or {last}")
+    return text
+
+
+def _number(least: int, most: int, what: str) -> Callable[[str], int]:
+    """Reads an argument that is a whole number in that range."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what}; write a number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="normgen", description="Compile YAML specs to specialised Triton normalisation kernels."
@@ -232,6 +262,18 @@ def _parser() -> argparse.ArgumentParser:
     check = command("check", _check, "compare the files on disk with what their specs make; exit 1 where they differ")
     explain = command("explain", _explain, "say what a spec compiles to, and why")
     explain.add_argument("spec", metavar="SPEC")
+    inspect = command(
+        "inspect", _inspect, "compile kernels, without a GPU, and say what they take of one; exit 1 for spills"
+    )
+    inspect.add_argument("specs", nargs="+", metavar="SPEC")
+    inspect.add_argument("--target", required=True, type=_target, help=f"one of {', '.join(TARGETS)}")
+    dtypes = get_args(InputDtype)
+    inspect.add_argument("--dtype", choices=dtypes, help="of x (default: bfloat16, or what the spec lists first)")
+    inspect.add_argument("--weight-dtype", choices=dtypes, help="of weight and bias (default: that of x if listed)")
+    width = _number(1, MAX_HIDDEN, "width")
+    inspect.add_argument("--width", nargs="+", type=width, metavar="H", help="default: the widest of each rung")
+    jobs = _number(1, 1024, "number of processes")
+    inspect.add_argument("--jobs", type=jobs, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     command("schema", _schema, "print the JSON Schema of a spec file, for editors")
     listing = command("list", _list, "list specs, one line each")
     new = command("new", _new, "write a commented spec to start from, specs/NAME.yaml")
@@ -240,7 +282,7 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("specs", nargs="*", metavar="SPEC", help="default: specs/*.yaml")
     for made in (build, check):
         made.add_argument("--out", default=OUT, metavar="DIR", help="output folder (default: %(default)s)")
-    for made in (build, check, explain, listing, new):
+    for made in (build, check, explain, inspect, listing, new):
         made.add_argument("--format", choices=("text", "json", "github"), default="text", help="default: %(default)s")
     return parser
 
@@ -251,7 +293,7 @@ def _report(args: argparse.Namespace) -> Report:
         return report
     except EditedError as error:
         return Report(faults=error.faults, code=1)
-    except (SpecError, OutputError) as error:
+    except (SpecError, OutputError, ToolError) as error:
         return Report(faults=error.faults, code=2)
 
 

@@ -38,3 +38,11 @@ class OutputError(Exception):
     def __init__(self, path: str, message: str) -> None:
         self.faults = [Fault(path, 0, 0, "", message)]
         super().__init__(str(self.faults[0]))
+
+
+class ToolError(Exception):
+    """Something that a command needs besides normgen is missing or set up so that it cannot serve."""
+
+    def __init__(self, tool: str, message: str) -> None:
+        self.faults = [Fault(tool, 0, 0, "", message)]
+        super().__init__(str(self.faults[0]))

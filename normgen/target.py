@@ -11,6 +11,59 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """What one multiprocessor (AMD: compute unit) has, and in which portions programs are given it."""
+
+    multiprocessors: int
+    warp: int
+    """Threads a warp."""
+    warps: int
+    """Resident at once, of all programs."""
+    programs: int
+    """Resident at once, however small."""
+    registers: int
+    """Of 32 bits, in `parts` files of equal size; a warp has its registers in one of them."""
+    parts: int
+    register_step: int
+    """Registers a thread are rounded up to a multiple of this."""
+    shared: int
+    """Bytes of shared memory for all resident programs."""
+    shared_program: int
+    """Bytes that one program may ask for."""
+    shared_step: int
+    shared_reserved: int
+    """Bytes that each program takes besides what it asks for."""
+
+    def occupancy(self, registers: int, shared: int, warps: int) -> tuple[int, str]:
+        """Resident programs a multiprocessor, and what allows no more: warps, programs, registers or shared.
+
+        Takes registers a thread, bytes of shared memory and warps of one program. No program at all is resident where
+        one asks for more than there is.
+        """
+        taken = -(-registers // self.register_step) * self.register_step * self.warp
+        reserved = -(-(shared + self.shared_reserved) // self.shared_step) * self.shared_step
+        limits = {
+            "warps": self.warps // warps,
+            "programs": self.programs,
+            "registers": self.parts * (self.registers // self.parts // max(taken, 1)) // warps,
+            "shared": self.shared // max(reserved, 1) if shared <= self.shared_program else 0,
+        }
+        limit = min(limits, key=lambda name: limits[name])
+        return limits[limit], limit
+
+
+# The GPU that stands for each target: A100, H100 and H200, B200, MI300X. From the technical specifications by compute
+# capability in NVIDIA's programming guide, its occupancy calculator, and LLVM's AMDGPUBaseInfo (a compute unit has four
+# files of 512 vector registers a lane, and eight warps on each).
+TARGETS = {
+    "cuda:80": Gpu(108, 32, 64, 32, 65536, 4, 8, 164 * 1024, 163 * 1024, 128, 1024),
+    "cuda:90": Gpu(132, 32, 64, 32, 65536, 4, 8, 228 * 1024, 227 * 1024, 128, 1024),
+    "cuda:100": Gpu(148, 32, 64, 32, 65536, 4, 8, 228 * 1024, 227 * 1024, 128, 1024),
+    "hip:gfx942": Gpu(304, 64, 32, 32, 4 * 512 * 64, 4, 8, 64 * 1024, 64 * 1024, 512, 0),
+}
+
+
+@dataclass(frozen=True)
 class Tile:
     """Whole rows in registers, for rows up to `widest`: `elements` a tile, in blocks of at most `columns` columns."""
 

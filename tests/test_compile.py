@@ -12,68 +12,112 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
 # Target, dtype of x and dtype of the weight: all but float64, which is there for gradcheck. One dtype does not stand in
 # for another: which registers ptxas spares differs even between float16 and bfloat16. The mixed case is compiled once.
 CASES = [(target, x, x) for target in TARGETS for x in ("bfloat16", "float16", "float32")]
-CASES.append(("sm_100", "bfloat16", "float32"))
-# Bytes of shared memory that one program may have.
-SHARED = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
+CASES.append(("cuda:100", "bfloat16", "float32"))
+
+INSPECT = """
+import json, sys
+from pathlib import Path
+from normgen.inspect import data, inspect
+from normgen.loader import load
+from normgen.plan import plan
+
+{change}
+arguments = json.loads(sys.argv[1])
+x, weight = arguments["dtype"], arguments["weight_dtype"]
+specs = {{path: load(Path(path).read_bytes(), path) for path in arguments.pop("specs")}}
+taken = {{}}
+for path, spec in specs.items():
+    weights = [x if name == "same" else name for name in spec.dtypes.weight]
+    if x in spec.dtypes.input and (weight == x or weight in weights):
+        taken.setdefault(weight if weight in weights else None, {{}})[path] = spec
+found = [one for weight, those in taken.items() for one in inspect(those, **arguments | {{"weight_dtype": weight}})]
+print(json.dumps(data(found)))
+"""
 
 
-def compile_for(target: str, x: str, weight: str, *options: object) -> list[dict[str, Any]]:
-    """What tests/compiled.py prints, from a process in which Triton compiles rather than interprets."""
+def inspect(
+    target: str, x: str, weight: str, specs: list[Path], change: str = "", **options: object
+) -> list[dict[str, Any]]:
+    """What `normgen.inspect` finds, in a process in which Triton compiles rather than interprets.
+
+    Where any width may come, widths and strides are multiples of 16 bytes but not of the 16 elements that Triton looks
+    for by itself. `change` is run first.
+    """
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, ROOT / "tests" / "compiled.py", target, x, weight, *options]
-    run = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env)
+    arguments = {
+        "specs": list(map(str, specs)),
+        "target": target,
+        "dtype": x,
+        "weight_dtype": weight,
+        "short": 4 if x == "float32" else 8,
+        **options,
+    }
+    command = [sys.executable, "-c", INSPECT.format(change=change), json.dumps(arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, env=env)
     assert run.returncode == 0, run.stderr[-4000:]
     return json.loads(run.stdout)
 
 
-def faults(target: str, compiled: list[dict[str, Any]]) -> list[str]:
-    found = []
-    for one in compiled:
-        name = "{kernel} of {specs}, {rows} x {columns} by {warps} warps: ".format(**one, **one["tile"])
-        if one["spilled"]:
-            found.append(f"{name}{one['spilled']} bytes spilled, with {one['registers']} registers")
-        if one["shared"] > SHARED[target]:
-            found.append(f"{name}{one['shared']} bytes of shared memory")
-        found += [f"{name}{moved} bytes an instruction in `{line}`" for line, moved in one["narrow"].items()]
-    return found
+def findings(compiled: list[dict[str, Any]]) -> list[str]:
+    return [f"{one['kernel']} at width {one['width']}: {finding}" for one in compiled for finding in one["findings"]]
 
 
 @pytest.mark.parametrize("target, x, weight", CASES)
 def test_variants(target: str, x: str, weight: str) -> None:
-    compiled = compile_for(target, x, weight)
+    compiled = inspect(target, x, weight, sorted((ROOT / "specs").glob("*.yaml")))
     assert compiled
-    assert faults(target, compiled) == []
+    assert findings(compiled) == []
+    for one in compiled:
+        assert one["load_bits"] >= 128, one
+        assert one["occupancy"] > 0, one
+        # Each tensor of rows is seen to be accessed, but for sums that a program writes.
+        unseen = set(one["aligned"]) - set(one["accesses"])
+        assert all("partial" in name for name in unseen), one
 
 
-def compile_one(target: str, kernel: str, *options: object) -> dict[str, Any]:
-    spec = ROOT / "specs" / "layernorm_residual.yaml"
-    [one] = compile_for(target, "bfloat16", "bfloat16", "--spec", spec, "--kernel", kernel, *options)
-    return one
+RESIDUAL = ROOT / "specs" / "layernorm_residual.yaml"
 
 
-@pytest.mark.parametrize("target, columns", [("sm_90", 8192), ("gfx942", 16384)])
+@pytest.mark.parametrize("target, columns", [("cuda:90", 8192), ("hip:gfx942", 16384)])
 def test_a_rung_too_wide_is_noticed(target: str, columns: int) -> None:
-    one = compile_one(target, "layernorm_residual_backward", "--tile", 1, columns, 2)
-    assert one["spilled"] > 0
-    assert not one["narrow"]
-    assert len(faults(target, [one])) == 1
+    change = f"""
+import dataclasses, normgen.plan
+rung = dataclasses.replace(normgen.plan.BACKWARD_LADDER[-1], widest={columns}, elements={columns}, warps=2)
+normgen.plan.BACKWARD_LADDER = (rung,)
+"""
+    compiled = inspect(target, "bfloat16", "bfloat16", [RESIDUAL], change, widths=[columns])
+    [one] = [one for one in compiled if one["kernel"] == "layernorm_residual_backward"]
+    assert (one["constants"]["BLOCK_SIZE"], one["num_warps"]) == (columns, 2)
+    assert one["spills"] > 0
+    assert one["load_bits"] >= 128
+    assert one["findings"] == [f"spills {one['spills']} bytes a thread, with {one['registers']} registers"]
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_rows_taken_for_less_aligned_are_noticed(target: str) -> None:
+def test_rows_taken_for_less_aligned_are_noticed(target: str, tmp_path: Path) -> None:
     """Were the kernel told of 8 bytes only, each load and store of rows would be narrow, and is found to be."""
-    one = compile_one(target, "layernorm_residual_forward", "--tile", 2, 1024, 4, "--alignment", 4)
-    assert one["spilled"] == 0
-    assert sorted(line.split("(")[1].split(" ")[0] for line in one["narrow"]) == [
-        "out_rows",
-        "residual_out_rows",
-        "residual_rows",
-        "x_rows",
-    ]
-    assert set(one["narrow"].values()) == {8}
-    assert len(faults(target, [one])) == 4
+    change = """
+import normgen.launches
+from normgen.render import render
+
+def less(plan, source):
+    files = render(plan, source)
+    text = files["layernorm_residual.py"]
+    assert text.count("math.gcd(16, H") == 1
+    return {"layernorm_residual.py": text.replace("math.gcd(16, H", "math.gcd(4, H")}
+
+normgen.launches.render = less
+"""
+    spec = tmp_path / "forward_only.yaml"
+    spec.write_text(RESIDUAL.read_text() + "grad: false\n")
+    [one] = inspect(target, "bfloat16", "bfloat16", [spec], change, widths=[1016])
+    assert one["constants"]["ALIGNMENT"] == 4
+    assert one["spills"] == 0
+    assert one["load_bits"] == 64
+    assert one["accesses"] == dict.fromkeys(["x_ptr", "residual_ptr", "out_ptr", "residual_out_ptr"], 64)
+    assert len(one["findings"]) == 4
