@@ -288,7 +288,7 @@ def _bench(args: argparse.Namespace) -> Report:
         out=Path(args.out) if args.out else None,
     )
     results, lines = bench(specs, options)
-    return Report(lines=lines, data=results.document(), code=1 if results.ours_failed else 0)
+    return Report(lines=lines, data=results.document(), code=1 if results.failed else 0)
 
 
 def _positive(text: str) -> int:

@@ -88,7 +88,8 @@ class Offer:
         """Forward and backward, as in one step of training."""
         if self.direct is not None:
             return self.direct()()
-        return torch.autograd.grad(self.function(*self.arguments), self.arguments, self.cotangents)
+        gradients: Tensors = torch.autograd.grad(self.function(*self.arguments), self.arguments, self.cotangents)
+        return gradients
 
 
 @lru_cache(maxsize=1)

@@ -96,16 +96,24 @@ class Results:
     latency: list[LatencyRow] = field(default_factory=list)
     profile: list[ProfileRow] = field(default_factory=list)
 
+    stopped: str | None = None
+    """Why the run ended before its end."""
+
     @property
-    def ours_failed(self) -> bool:
-        """Whether a kernel of ours was wrong or did not run."""
+    def failed(self) -> bool:
+        """Whether a kernel of ours was wrong or did not run, or the run was stopped."""
         found = [(row.provider, row.error) for row in self.rows] + [(row.provider, row.error) for row in self.latency]
-        return any(provider == "normgen" and error is not None for provider, error in found)
+        return self.stopped is not None or any(provider == "normgen" and error is not None for provider, error in found)
 
     def document(self) -> dict[str, Any]:
         """The content of bench.json."""
         parts: dict[str, list[Any]] = {"rows": self.rows, "latency": self.latency, "profile": self.profile}
-        return {**self.header, **{name: [asdict(row) for row in part] for name, part in parts.items() if part}}
+        stopped = {"stopped": self.stopped} if self.stopped else {}
+        return {
+            **self.header,
+            **stopped,
+            **{name: [asdict(row) for row in part] for name, part in parts.items() if part},
+        }
 
     def save(self, out: Path) -> None:
         """Write bench.json and a CSV of each kind of rows into `out`. A kill at any moment leaves the last whole file.
@@ -157,15 +165,14 @@ def tables(rows: Sequence[Row]) -> list[str]:
         lines += [*([""] if lines else []), f"{spec}, {op}, {mine[0].dtype}: TB/s (share of a copy of the same bytes)"]
         providers = [name for name in PROVIDERS if any(row.provider == name for row in mine)]
         table = [["H", "rows", *providers, "best peer", "ours/best"]]
-        for H in sorted({row.H for row in mine}):
-            found = {row.provider: row for row in mine if row.H == H}
+        for H, count in sorted({(row.H, row.rows) for row in mine}):
+            found = {row.provider: row for row in mine if (row.H, row.rows) == (H, count)}
             best = best_peer(found.values())
             ours = found.get("normgen")
             ratio = ours.tb_s / best.tb_s if ours and best and ours.tb_s and best.tb_s else None
             cells = [_cell(found[name]) if name in found else "" for name in providers]
-            rows_of_width = str(next(iter(found.values())).rows)
             comparison = [best.provider if best else "-", "-" if ratio is None else f"{ratio:.2f}"]
-            table.append([str(H), rows_of_width, *cells, *comparison])
+            table.append([str(H), str(count), *cells, *comparison])
         lines += _aligned(table)
         lines += _failures((row.provider, str(row.H), row.error) for row in mine)
     return lines

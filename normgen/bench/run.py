@@ -71,6 +71,7 @@ def bench(specs: dict[str, Spec], options: Options) -> tuple[Results, list[str]]
         if options.profile:
             notes += _profile(plans, options, results)
     except ContextLostError as error:
+        results.stopped = str(error)
         notes.append(f"stopped: {error}; run the rest again without that provider")
     lines = [*tables(results.rows), *latency_tables(results.latency), *profile_tables(results.profile)]
     _save(results, options)
