@@ -16,6 +16,7 @@ Run = Callable[[], Any]
 _FLUSH_BYTES = 256 * 2**20
 # Cycles of a sleep that lasts 1 ms at the 2 GHz of today's GPUs; a little more or less does no harm.
 _CYCLES_A_MS = 2_000_000
+_WARM_UP_MS = 25.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ def time_gpu(run: Run, prepare: Run | None = None, budget_ms: float = 150.0) -> 
         iteration(lead_ms)
     torch.cuda.synchronize()
     iteration_ms = (time.perf_counter() - begin) * 1e3 / trials
+    # Clocks fall while something is compiled, and rise within some milliseconds.
+    for _ in range(min(100, int(_WARM_UP_MS / iteration_ms))):
+        iteration(lead_ms)
     events = [iteration(lead_ms) for _ in range(repetitions(iteration_ms, budget_ms))]
     torch.cuda.synchronize()
     return summary([start.elapsed_time(end) for start, end in events])

@@ -105,7 +105,8 @@ def load_module(made: Plan) -> Any:
     name = f"normgen_bench_{made.spec.name}_{made.spec.digest[:8]}"
     if name not in sys.modules:
         path = _folder() / f"{name}.py"
-        path.write_text(render(made, "bench.yaml")[f"{made.spec.name}.py"])
+        # The same text as in generated/: an operator may be registered twice in a process by equal modules only.
+        path.write_text(render(made, f"specs/{made.spec.name}.yaml")[f"{made.spec.name}.py"])
         module_spec = importlib.util.spec_from_file_location(name, path)
         assert module_spec is not None and module_spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(module_spec)
