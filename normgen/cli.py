@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from normgen import __version__
+from normgen.bench import cases
 from normgen.emit import EditedError, check, create, emit, spec_path, strays
 from normgen.errors import Fault, OutputError, SpecError, ToolError
 from normgen.loader import fault_at, load, read
@@ -278,13 +279,64 @@ def _parser() -> argparse.ArgumentParser:
     listing = command("list", _list, "list specs, one line each")
     new = command("new", _new, "write a commented spec to start from, specs/NAME.yaml")
     new.add_argument("name", metavar="NAME", type=_name)
+    bench = command("bench", _bench, "measure specs against a copy, torch and other libraries, on a CUDA GPU")
+    bench.add_argument("specs", nargs="+", metavar="SPEC")
+    for option, text in (
+        ("--width", "widths H (default: those that people use, 64 to 262144)"),
+        ("--rows", "rows (default: as many as --elements holds)"),
+    ):
+        bench.add_argument(option, nargs="+", type=_positive, default=(), metavar="N", help=text)
+    bench.add_argument(
+        "--elements", type=_positive, default=cases.ELEMENTS, metavar="N", help="elements of x (default: %(default)s)"
+    )
+    bench.add_argument("--dtype", choices=cases.DTYPES, default=cases.DTYPES[0], help="of x (default: %(default)s)")
+    bench.add_argument("--mode", nargs="+", choices=cases.MODES, default=cases.MODES, help="default: all")
+    bench.add_argument(
+        "--providers",
+        nargs="+",
+        choices=cases.PROVIDERS,
+        default=(),
+        help="default: all that are installed; copy is always measured",
+    )
+    bench.add_argument("--latency", action="store_true", help="small work instead: GPU and host time of a call")
+    bench.add_argument("--profile", action="store_true", help="count DRAM bytes too, with ncu (default at H = 4096)")
+    bench.add_argument("--jobs", type=_positive, default=1, metavar="N", help="compile ahead in N processes")
+    bench.add_argument("--out", metavar="DIR", help="write bench.json, CSV and plots there")
     for made in (check, listing):
         made.add_argument("specs", nargs="*", metavar="SPEC", help="default: specs/*.yaml")
     for made in (build, check):
         made.add_argument("--out", default=OUT, metavar="DIR", help="output folder (default: %(default)s)")
-    for made in (build, check, explain, inspect, listing, new):
+    for made in (build, check, explain, inspect, listing, new, bench):
         made.add_argument("--format", choices=("text", "json", "github"), default="text", help="default: %(default)s")
     return parser
+
+
+def _bench(args: argparse.Namespace) -> Report:
+    specs = _load(args.specs)
+    try:
+        from normgen.bench.run import Options, bench
+    except ModuleNotFoundError as error:
+        raise OutputError("bench", f"{error.name} is not installed; pip install 'normgen[runtime]' brings it") from None
+    options = Options(
+        widths=tuple(args.width),
+        elements=args.elements,
+        rows=tuple(args.rows),
+        dtype=args.dtype,
+        providers=tuple(args.providers),
+        modes=tuple(args.mode),
+        latency=args.latency,
+        profile=args.profile,
+        jobs=args.jobs,
+        out=Path(args.out) if args.out else None,
+    )
+    results, lines = bench(specs, options)
+    return Report(lines=lines, data=results.document(), code=1 if results.failed else 0)
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"must be a positive whole number, not {text!r}")
+    return int(text)
 
 
 def _report(args: argparse.Namespace) -> Report:
