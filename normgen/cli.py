@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from normgen import __version__
 from normgen.emit import EditedError, check, create, emit, spec_path, strays
 from normgen.errors import Fault, OutputError, SpecError
-from normgen.loader import fault_at, load, read
+from normgen.loader import fault_at, load, read, read_table, table_path
 from normgen.spec import Spec, json_schema
 
 if TYPE_CHECKING:
@@ -81,8 +81,11 @@ class Report:
     code: int = 0
 
 
-def _load(sources: Sequence[str]) -> dict[str, Spec]:
-    """All specs of a run, by the path they were named by. Raises SpecError with the faults of all of them."""
+def _load(sources: Sequence[str], tables: bool = True) -> dict[str, Spec]:
+    """All specs of a run, by the path they were named by, with their tables unless `tables` is false.
+
+    Raises SpecError with the faults of all of them.
+    """
     if not sources:
         raise SpecError(
             [Fault("specs", 0, 0, "", "no *.yaml file here; name the specs, or write one with normgen new")]
@@ -94,7 +97,7 @@ def _load(sources: Sequence[str]) -> dict[str, Spec]:
         try:
             spec_path(Path(source))
             data = read(Path(source))
-            spec = load(data, source)
+            spec = load(data, source, read_table(Path(source)) if tables else None)
         except SpecError as error:
             faults += error.faults
             continue
@@ -157,6 +160,11 @@ def _check(args: argparse.Namespace) -> Report:
             fix = f"rm {shlex.quote(str(path))}"
             report.faults.append(Fault(str(path), 0, 0, "", f"no spec makes this file any more; run: {fix}"))
             drifts.append({"path": str(path), "status": "stray", "edited": False, "fix": fix})
+        for path in sorted(Path("specs/tuned").glob("*.yaml")):
+            if not any(table_path(Path(source)) == path for source in rendered):
+                fix = f"rm {shlex.quote(str(path))}"
+                report.faults.append(Fault(str(path), 0, 0, "", f"a table without its spec; run: {fix}"))
+                drifts.append({"path": str(path), "status": "stray", "edited": False, "fix": fix})
     report.data = {"drift": drifts}
     report.code = 1 if report.faults else 0
     return report
