@@ -205,6 +205,25 @@ def _summary(spec: Spec) -> str:
     return "; ".join(parts)
 
 
+def _tune(args: argparse.Namespace) -> Report:
+    from normgen.tune.run import Options, require_gpu, tune
+
+    specs = _load(args.specs, tables=False)
+    options = Options(
+        widths=tuple(args.width or ()),
+        dtype=args.dtype,
+        elements=args.elements,
+        jobs=args.jobs,
+        seconds=args.seconds,
+        out=Path(args.out),
+        dry_run=args.dry_run,
+    )
+    if not args.dry_run:
+        require_gpu()
+    found = {source: tune(spec, source, options) for source, spec in specs.items()}
+    return Report(lines=[line for lines in found.values() for line in lines], data={"tuned": found})
+
+
 def _new(args: argparse.Namespace) -> Report:
     path = Path("specs", f"{args.name}.yaml")
     change = create(path, STARTER.format(name=args.name, path=path.as_posix()))
@@ -212,6 +231,12 @@ def _new(args: argparse.Namespace) -> Report:
         lines=[f"{change.status:<7}  {path}"],
         data={"changes": [{"path": str(path), "status": change.status}]},
     )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not text.isascii() or not 0 < len(text) < 12 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
 
 
 def _name(text: str) -> str:
@@ -244,11 +269,34 @@ def _parser() -> argparse.ArgumentParser:
     listing = command("list", _list, "list specs, one line each")
     new = command("new", _new, "write a commented spec to start from, specs/NAME.yaml")
     new.add_argument("name", metavar="NAME", type=_name)
+    tune = command("tune", _tune, "search the launch parameters of specs on the GPU at hand; write tuned/NAME.yaml")
+    tune.add_argument("specs", nargs="+", metavar="SPEC")
+    tune.add_argument(
+        "--width", nargs="+", type=_count, metavar="H", help="default: those of the spec, or 128 to 262144"
+    )
+    tune.add_argument(
+        "--dtype", choices=("float16", "bfloat16", "float32"), default="bfloat16", help="of x (default: %(default)s)"
+    )
+    tune.add_argument("--elements", type=_count, default=2**27, metavar="N", help="of x, when timed (default: 2^27)")
+    tune.add_argument(
+        "--jobs",
+        type=_count,
+        default=min(8, os.cpu_count() or 1),
+        metavar="N",
+        help="that compile (default: %(default)s)",
+    )
+    tune.add_argument(
+        "--seconds", type=_count, metavar="S", help="stop searching after that; what was not tried keeps its rung"
+    )
+    tune.add_argument("--dry-run", action="store_true", help="say how much there is to try; needs no GPU")
+    tune.add_argument(
+        "--out", default=".normgen", metavar="DIR", help="folder of raw measurements (default: %(default)s)"
+    )
     for made in (check, listing):
         made.add_argument("specs", nargs="*", metavar="SPEC", help="default: specs/*.yaml")
     for made in (build, check):
         made.add_argument("--out", default=OUT, metavar="DIR", help="output folder (default: %(default)s)")
-    for made in (build, check, explain, listing, new):
+    for made in (build, check, explain, listing, new, tune):
         made.add_argument("--format", choices=("text", "json", "github"), default="text", help="default: %(default)s")
     return parser
 
