@@ -101,8 +101,7 @@ class Bench:
         return self._forward(problem.forward) if direction == "forward" else self._backward(problem.backward)
 
     def _forward(self, arguments: list[Any]) -> list[Any]:
-        results = self.module._forward(*arguments)
-        return list(results) if isinstance(results, (list, tuple)) else [results]
+        return _listed(self.module._forward(*arguments))
 
     def _backward(self, arguments: list[Any]) -> list[Any]:
         needs = [True] * len(self.kernels.gradients)
@@ -171,7 +170,7 @@ class Bench:
         torch = self.torch
         arguments = [tensor.double().requires_grad_() for tensor in problem.forward]
         dtype = getattr(torch, self.dtype)
-        results = list(self.module._formula(*arguments, self.spec.eps.value, torch.float64, dtype))
+        results = _listed(self.module._formula(*arguments, self.spec.eps.value, torch.float64, dtype))
         truth = {"forward": [result.detach() for result in results]}
         if self.plan.backward:
             outputs = results[: len(self.plan.outputs)]
@@ -213,6 +212,10 @@ class Bench:
     def _median(self, call: Callable[[], object]) -> float:
         testing = import_module("triton.testing")
         return float(testing.do_bench(call, warmup=10, rep=50, return_mode="median")) / 1e3
+
+
+def _listed(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 def _bytes(tensors: list[Any]) -> int:

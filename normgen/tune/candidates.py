@@ -139,7 +139,7 @@ class Space:
             yield rows, columns, warps
 
     def _backward(self, width: int) -> Iterator[Launch]:
-        for rows, columns, warps, elements in self._tiles(width, THREAD_REGISTERS // self.held):
+        for rows, columns, warps, elements in self._tiles(width, min(MOST, THREAD_REGISTERS // self.held)):
             if not self.persistent:
                 yield rows, columns, warps, 1, 1
                 continue

@@ -42,8 +42,11 @@ class _Step:
 
 def grid(space: Space, ladders: Ladders, tried: Sequence[int], most: int) -> list[int]:
     """The widths that rungs may end at: those tried, and those where the default rungs end, up to `most`."""
-    ends = {rung.widest for name in space.ladders for rung in getattr(ladders, name)}
-    return sorted({width for width in ends | set(tried) if width <= most})
+    ends = {rung.widest for name in space.ladders for rung in getattr(ladders, name) if rung.widest < WIDEST}
+    found = {width for width in ends | set(tried) if width <= most}
+    if max(tried) <= max(ends, default=0):
+        found.add(most)  # of what is wider still nothing is known
+    return sorted(found)
 
 
 def merged(

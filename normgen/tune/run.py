@@ -172,7 +172,7 @@ def _measure(found: Search, bench: Bench, raw: Raw, module: Path, options: Optio
     }
     progress = Progress(sum(map(len, todo.values())))
     end = time.monotonic() + options.seconds if options.seconds else float("inf")
-    compilers = _Compilers(found.spec, module, options) if options.jobs > 1 else None
+    compilers = _Compilers(found.spec, module, bench.device, options) if options.jobs > 1 else None
     try:
         for width, launches in todo.items():
             if not launches or time.monotonic() > end:
@@ -229,8 +229,8 @@ def _try(
 class _Compilers:
     """Processes that fill Triton's cache, each with a bench of its own."""
 
-    def __init__(self, spec: Spec, module: Path, options: Options) -> None:
-        arguments = (spec, module, options.dtype, options.elements)
+    def __init__(self, spec: Spec, module: Path, device: str, options: Options) -> None:
+        arguments = (spec, module, options.dtype, options.elements, device)
         self.pool: ProcessPoolExecutor | None = ProcessPoolExecutor(
             options.jobs, mp_context=get_context("spawn"), initializer=_start, initargs=arguments
         )
@@ -268,9 +268,9 @@ class _Compilers:
 _worker: list[Bench] = []
 
 
-def _start(spec: Spec, module: Path, dtype: str, elements: int) -> None:
+def _start(spec: Spec, module: Path, dtype: str, elements: int, device: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that measures decides when to end
-    _worker.append(Bench(spec, module, dtype, elements))
+    _worker.append(Bench(spec, module, dtype, elements, device))
 
 
 def _compile(width: int, launches: list[tuple[str, Launch]]) -> None:
@@ -310,12 +310,13 @@ def table_text(table: Table, name: str, source: str) -> str:
     ]
     for ladder in Ladders.model_fields:
         rungs: list[Rung] = getattr(table, ladder)
-        lines += [f"{ladder}:", *map(_rung_text, rungs)] if rungs else [f"{ladder}: []"]
+        unread = ("stages", "programs") if ladder == "forward" else ()
+        lines += [f"{ladder}:", *(_rung_text(rung, unread) for rung in rungs)] if rungs else [f"{ladder}: []"]
     return "\n".join(lines) + "\n"
 
 
-def _rung_text(rung: Rung) -> str:
-    fields = {key: value for key, value in rung if key != "measured"}
+def _rung_text(rung: Rung, unread: tuple[str, ...]) -> str:
+    fields = {key: value for key, value in rung if key not in ("measured", *unread)}
     text = ", ".join(f"{key}: {'null' if value == WIDEST else value}" for key, value in fields.items())
     measured = ", ".join(f"[{width}, {share}]" for width, share in rung.measured)
     return f"- {{{text}, measured: [{measured}]}}"
