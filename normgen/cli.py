@@ -96,6 +96,9 @@ def _load(sources: Sequence[str], tables: bool = True) -> dict[str, Spec]:
     for source in dict.fromkeys(sources):
         try:
             spec_path(Path(source))
+            beside = Path(source).parent.parent / Path(source).name
+            if table_path(beside) == Path(source) and beside.is_file():
+                raise SpecError([Fault(source, 0, 0, "", f"the table of a spec, and no spec; name {beside} instead")])
             data = read(Path(source))
             spec = load(data, source, read_table(Path(source)) if tables else None)
         except SpecError as error:

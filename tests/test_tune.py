@@ -177,6 +177,8 @@ def test_build_and_check_take_the_table_in(
     assert main(["build", "specs/a.yaml"]) == 0
     assert main(["check"]) == 0
     assert "_BACKWARD_TILES = ((4096, 4096, 4096, 8, 3, 2),)\n" in Path("generated/a.py").read_text()
+    assert main(["build", "specs/tuned/a.yaml"]) == 2
+    assert "specs/tuned/a.yaml: the table of a spec, and no spec; name specs/a.yaml instead" in capsys.readouterr().err
     Path("specs/tuned/b.yaml").write_text(TABLE)
     capsys.readouterr()
     assert main(["check"]) == 1
