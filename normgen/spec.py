@@ -158,7 +158,7 @@ class Spec(Model):
 
     @model_validator(mode="after")
     def _row_fits_block(self) -> Spec:
-        limit = single_block_limit(LADDERS[self.norm], self.grad)
+        limit = single_block_limit(LADDERS[self.norm, self.residual is not None], self.grad)
         too_wide = [width for width in self.widths or () if width > limit]
         if self.strategy == "single_block" and too_wide:
             raise fault(
@@ -176,7 +176,7 @@ class Spec(Model):
     @property
     def ladders(self) -> Ladders:
         """How rows are launched, by width."""
-        return LADDERS[self.norm]
+        return LADDERS[self.norm, self.residual is not None]
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -250,7 +250,7 @@ def test_what_a_spec_does_not_take(arguments: dict[str, Any], said: str) -> None
 
 # Merging: a space of its own, in which backward is not of interest.
 SPACE = Space(ladders=("forward", "chunks"), shares=True, persistent=True, itemsize=2, row_bytes=4, held=5)
-ALL: Ladders = LADDERS["rms"]
+ALL: Ladders = LADDERS["rms", False]
 
 
 def spread(widths: list[int], speed: Callable[[str, tuple[int, ...], int], float]) -> dict[Any, float]:
