@@ -354,7 +354,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (3072, 4096, 4096, 4, 3, 2),
             (4096, 2048, 4096, 4, 3, 2),
             (5120, 1024, 5120, 4, 4, 1),
-            (6144, 2048, 6144, 4, 3, 1),
+            (6144, 2048, 6144, 8, 3, 1),
             (8192, 8192, 8192, 8, 3, 1),
         ),
         slabs=_slabs((32768, 1024, 2, 8), (WIDEST, 1024, 1, 8)),
@@ -405,7 +405,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (4096, 4096, 4096, 4),
             (8192, 8192, 8192, 8),
         ),
-        chunks=_chunks((16384, 16384, WIDEST, 32, 2), (WIDEST, 16384, WIDEST, 32, 1)),
+        chunks=_chunks((16384, 8192, WIDEST, 16, 2), (WIDEST, 16384, WIDEST, 32, 1)),
         backward=_tiles(
             (96, 32, 4096, 4, 4, 2),
             (128, 64, 2048, 4, 4, 2),
