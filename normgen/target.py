@@ -76,6 +76,11 @@ class Tile:
     programs: int = 0
     """Programs a multiprocessor, in a persistent grid."""
 
+    def rows(self, width: int) -> int:
+        """How many rows of that width are in a tile, as `_tile` of the generated module has it."""
+        block = min(self.columns, 1 << (width - 1).bit_length())
+        return max(1, self.elements // (-(-width // block) * block))
+
 
 @dataclass(frozen=True)
 class Chunk:
