@@ -24,6 +24,7 @@ from normgen.loader import load
 from normgen.plan import plan
 from normgen.render import render
 from normgen.spec import Spec
+from normgen.target import LADDERS
 
 ROOT = Path(__file__).resolve().parents[1]
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))
@@ -329,7 +330,8 @@ def test_generated_test_of_a_pair_passes(row: Row, tmp_path: Path) -> None:
     assert_passes(row, SELECTED + widths, tmp_path)
 
 
-def test_whole_rows_forward_and_chunks_backward(tmp_path: Path) -> None:
-    """A width that only the forward ladder takes."""
+def test_chunks_forward_and_slabs_backward(tmp_path: Path) -> None:
+    """A width past all whole rows, of which the last chunk and the last slab hold 8 columns."""
     row = {"hidden": 8200, "grad": True, "affine": "weight and bias", "residual": {"store_sum": True}}
+    assert all(rung.widest < 8200 for ladders in LADDERS.values() for rung in (*ladders.forward, *ladders.backward))
     assert_passes(row, ["test_forward and 8200", "test_backward and 8200"], tmp_path)
