@@ -40,19 +40,22 @@ def nvidia_usage(cubin: bytes, cuobjdump: Path) -> tuple[int, int]:
     return used["REG"], used["STACK"] + used["LOCAL"]
 
 
-def access_bits(source: str, first: int, text: str, loaded: Iterable[str], stored: Iterable[str]) -> dict[str, int]:
+def access_bits(
+    source: str, first: int, text: str, loaded: Iterable[str], stored: Iterable[str], helpers: Mapping[str, str] = {}
+) -> dict[str, int]:
     """Width of the narrowest access to the rows of each argument, in bits; 0 where no instruction was found.
 
     `source` is the kernel's Python text, which starts at line `first` of its file, and `text` the assembly (PTX or
     AMD's). `loaded` and `stored` are the names of its pointers to rows whose loads and stores count. An access to one
-    element a row, such as the first, does not, and an argument that has no other is left out.
+    element a row, such as the first, does not, and an argument that has no other is left out. `helpers` are the Triton
+    functions that the kernel may call, by name, as text: what one returns may be columns.
     """
     fewest: dict[int, int] = {}
     for number, moved in _instructions(text):
         fewest[number] = min(moved, fewest.get(number, moved))
     return {
         pointer: 8 * min((fewest[number] for number in lines if number in fewest), default=0)
-        for pointer, lines in _column_lines(source, first, set(loaded), set(stored)).items()
+        for pointer, lines in _column_lines(source, first, set(loaded), set(stored), helpers).items()
     }
 
 
@@ -76,7 +79,9 @@ def _instructions(text: str) -> Iterator[tuple[int, int]]:
             yield number, AMD_BYTES.get(found["kind"], 2)
 
 
-def _column_lines(source: str, first: int, loaded: set[str], stored: set[str]) -> dict[str, set[int]]:
+def _column_lines(
+    source: str, first: int, loaded: set[str], stored: set[str], helpers: Mapping[str, str]
+) -> dict[str, set[int]]:
     """Lines of the file that load or store a block of columns, for each pointer to rows that has such lines.
 
     No name in the kernel is known beforehand: followed are addresses from the pointers they are computed from, and
@@ -85,16 +90,18 @@ def _column_lines(source: str, first: int, loaded: set[str], stored: set[str]) -
     tree = ast.parse(textwrap.dedent(source))
     pointers = {name: {name} for name in loaded | stored}
     columns: set[str] = set()
+    spreading = {name for name, text in helpers.items() if "[None, :]" in text}
     assignments = [node for node in ast.walk(tree) if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))]
     for node in sorted(assignments, key=lambda node: node.lineno):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        targets = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
         names = {target.id for target in targets if isinstance(target, ast.Name)}
         if node.value is None or any(_memory(part) for part in ast.walk(node.value)):
             continue
         for name in names:
             if reached := _reached(node.value, pointers):
                 pointers[name] = reached
-        if _has_columns(node.value, columns):
+        if _has_columns(node.value, columns) or _calls(node.value) & spreading:
             columns |= names
     found: dict[str, set[int]] = {}
     for call in ast.walk(tree):
@@ -104,6 +111,11 @@ def _column_lines(source: str, first: int, loaded: set[str], stored: set[str]) -
                 lines = range(first + call.lineno - 1, first + (call.end_lineno or call.lineno))
                 found.setdefault(pointer, set()).update(lines)
     return found
+
+
+def _calls(node: ast.AST) -> set[str]:
+    """The functions that an expression calls by a plain name."""
+    return {c.func.id for c in ast.walk(node) if isinstance(c, ast.Call) and isinstance(c.func, ast.Name)}
 
 
 def _memory(node: ast.AST) -> str | None:

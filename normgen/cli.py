@@ -21,7 +21,7 @@ from normgen import __version__
 from normgen.bench import cases
 from normgen.emit import EditedError, check, create, emit, spec_path, strays
 from normgen.errors import Fault, OutputError, SpecError, ToolError
-from normgen.loader import fault_at, load, read
+from normgen.loader import fault_at, load, read, read_table, table_path
 from normgen.spec import MAX_HIDDEN, InputDtype, Spec, json_schema
 from normgen.target import TARGETS
 
@@ -84,8 +84,11 @@ class Report:
     code: int = 0
 
 
-def _load(sources: Sequence[str]) -> dict[str, Spec]:
-    """All specs of a run, by the path they were named by. Raises SpecError with the faults of all of them."""
+def _load(sources: Sequence[str], tables: bool = True) -> dict[str, Spec]:
+    """All specs of a run, by the path they were named by, with their tables unless `tables` is false.
+
+    Raises SpecError with the faults of all of them.
+    """
     if not sources:
         raise SpecError(
             [Fault("specs", 0, 0, "", "no *.yaml file here; name the specs, or write one with normgen new")]
@@ -96,8 +99,11 @@ def _load(sources: Sequence[str]) -> dict[str, Spec]:
     for source in dict.fromkeys(sources):
         try:
             spec_path(Path(source))
+            beside = Path(source).parent.parent / Path(source).name
+            if table_path(beside) == Path(source) and beside.is_file():
+                raise SpecError([Fault(source, 0, 0, "", f"the table of a spec, and no spec; name {beside} instead")])
             data = read(Path(source))
-            spec = load(data, source)
+            spec = load(data, source, read_table(Path(source)) if tables else None)
         except SpecError as error:
             faults += error.faults
             continue
@@ -160,6 +166,11 @@ def _check(args: argparse.Namespace) -> Report:
             fix = f"rm {shlex.quote(str(path))}"
             report.faults.append(Fault(str(path), 0, 0, "", f"no spec makes this file any more; run: {fix}"))
             drifts.append({"path": str(path), "status": "stray", "edited": False, "fix": fix})
+        for path in sorted(Path("specs/tuned").glob("*.yaml")):
+            if not any(table_path(Path(source)) == path for source in rendered):
+                fix = f"rm {shlex.quote(str(path))}"
+                report.faults.append(Fault(str(path), 0, 0, "", f"a table without its spec; run: {fix}"))
+                drifts.append({"path": str(path), "status": "stray", "edited": False, "fix": fix})
     report.data = {"drift": drifts}
     report.code = 1 if report.faults else 0
     return report
@@ -210,6 +221,25 @@ def _summary(spec: Spec) -> str:
     return "; ".join(parts)
 
 
+def _tune(args: argparse.Namespace) -> Report:
+    from normgen.tune.run import Options, require_gpu, tune
+
+    specs = _load(args.specs, tables=False)
+    options = Options(
+        widths=tuple(args.width or ()),
+        dtype=args.dtype,
+        elements=args.elements,
+        jobs=args.jobs,
+        seconds=args.seconds,
+        out=Path(args.out),
+        dry_run=args.dry_run,
+    )
+    if not args.dry_run:
+        require_gpu()
+    found = {source: tune(spec, source, options) for source, spec in specs.items()}
+    return Report(lines=[line for lines in found.values() for line in lines], data={"tuned": found})
+
+
 def _new(args: argparse.Namespace) -> Report:
     path = Path("specs", f"{args.name}.yaml")
     change = create(path, STARTER.format(name=args.name, path=path.as_posix()))
@@ -217,6 +247,12 @@ def _new(args: argparse.Namespace) -> Report:
         lines=[f"{change.status:<7}  {path}"],
         data={"changes": [{"path": str(path), "status": change.status}]},
     )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not text.isascii() or not 0 < len(text) < 12 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
 
 
 def _name(text: str) -> str:
@@ -302,11 +338,34 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--profile", action="store_true", help="count DRAM bytes too, with ncu (default at H = 4096)")
     bench.add_argument("--jobs", type=_positive, default=1, metavar="N", help="compile ahead in N processes")
     bench.add_argument("--out", metavar="DIR", help="write bench.json, CSV and plots there")
+    tune = command("tune", _tune, "search the launch parameters of specs on the GPU at hand; write tuned/NAME.yaml")
+    tune.add_argument("specs", nargs="+", metavar="SPEC")
+    tune.add_argument(
+        "--width", nargs="+", type=_count, metavar="H", help="default: those of the spec, or 128 to 262144"
+    )
+    tune.add_argument(
+        "--dtype", choices=("float16", "bfloat16", "float32"), default="bfloat16", help="of x (default: %(default)s)"
+    )
+    tune.add_argument("--elements", type=_count, default=2**27, metavar="N", help="of x, when timed (default: 2^27)")
+    tune.add_argument(
+        "--jobs",
+        type=_count,
+        default=min(8, os.cpu_count() or 1),
+        metavar="N",
+        help="that compile (default: %(default)s)",
+    )
+    tune.add_argument(
+        "--seconds", type=_count, metavar="S", help="stop searching after that; what was not tried keeps its rung"
+    )
+    tune.add_argument("--dry-run", action="store_true", help="say how much there is to try; needs no GPU")
+    tune.add_argument(
+        "--out", default=".normgen", metavar="DIR", help="folder of raw measurements (default: %(default)s)"
+    )
     for made in (check, listing):
         made.add_argument("specs", nargs="*", metavar="SPEC", help="default: specs/*.yaml")
     for made in (build, check):
         made.add_argument("--out", default=OUT, metavar="DIR", help="output folder (default: %(default)s)")
-    for made in (build, check, explain, inspect, listing, new, bench):
+    for made in (build, check, explain, inspect, listing, new, bench, tune):
         made.add_argument("--format", choices=("text", "json", "github"), default="text", help="default: %(default)s")
     return parser
 

@@ -133,6 +133,12 @@ def create(path: Path, text: str) -> Change:
     return Change(path, "created")
 
 
+def replace(path: Path, text: str) -> None:
+    """Write one file, whole or not at all, over what is there. Raises OutputError where it cannot be written."""
+    _refuse_links(path, path.parent)
+    _write({path: text})
+
+
 def check(files: dict[str, str], out: Path) -> list[Drift]:
     """The files below `out` that are missing or differ from their text. Reads, and never writes.
 

@@ -157,12 +157,13 @@ def _compile(launch: Launch, target: str) -> Usage:
         folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
         registers, spills = nvidia_usage(compiled.asm["cubin"], folder / "cuobjdump")
     lines, first = python_inspect.getsourcelines(function.fn)
+    helpers = {name: found.src for name, found in function.__globals__.items() if isinstance(found, type(function))}
     return Usage(
         registers=registers,
         spills=spills,
         shared=compiled.metadata.shared,
         # A program stores one row of partial sums, by as many threads as it has: few elements each, however written.
-        accesses=access_bits("".join(lines), first, text, loaded=launch.rows, stored=launch.batch),
+        accesses=access_bits("".join(lines), first, text, launch.rows, launch.batch, helpers),
         warps=compiled.metadata.num_warps,
     )
 

@@ -5,11 +5,12 @@ What pydantic finds is said again in words for people: what is wrong, what would
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -17,7 +18,10 @@ from pydantic_core import ErrorDetails
 
 from normgen.errors import Fault, SpecError
 from normgen.nodes import FLOAT, MAX_BYTES, Document, KeyPath, Node, dotted, resolve
-from normgen.spec import Spec
+from normgen.spec import Spec, TunedSpec
+from normgen.target import Table
+
+M = TypeVar("M", bound=BaseModel)
 
 # Spellings that look like numbers, tried in this order, and why they are not read as one.
 _NO_NUMBERS = [
@@ -49,16 +53,16 @@ def _numeric(annotation: Any) -> bool:
     return annotation in (int, float) or any(map(_numeric, get_args(annotation)))
 
 
-def _model(path: Sequence[str | int]) -> type[BaseModel]:
-    """The model of the mapping at a path."""
-    model: type[BaseModel] = Spec
+def _model(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel]:
+    """The model of the mapping at a path below `model`."""
     for part in path:
-        model = _submodel(model.model_fields[str(part)].annotation) or model
+        if isinstance(part, str):
+            model = _submodel(model.model_fields[part].annotation) or model
     return model
 
 
-def _field(path: Sequence[str | int]) -> FieldInfo:
-    return _model(path[:-1]).model_fields[str(path[-1])]
+def _field(model: type[BaseModel], path: Sequence[str | int]) -> FieldInfo | None:
+    return _model(model, path[:-1]).model_fields[path[-1]] if path and isinstance(path[-1], str) else None
 
 
 def _submodel(annotation: Any) -> type[BaseModel] | None:
@@ -74,53 +78,56 @@ def _keys(model: type[BaseModel], path: KeyPath = ()) -> Iterator[KeyPath]:
             yield from _keys(below, (*path, name))
 
 
-def _unknown(path: KeyPath) -> str:
+def _unknown(model: type[BaseModel], path: KeyPath) -> str:
     import difflib  # only a misspelt key pays for it
 
-    key, known = str(path[-1]), list(_model(path[:-1]).model_fields)
-    elsewhere = [dotted(other) for other in _keys(Spec) if other[-1] == key]
+    key, known = str(path[-1]), list(_model(model, path[:-1]).model_fields)
+    elsewhere = [dotted(other) for other in _keys(model) if other[-1] == key]
     meant = difflib.get_close_matches(key, known, n=1) or elsewhere
     return f"unknown key; did you mean {meant[0]}?" if meant else f"unknown key; the keys here are {', '.join(known)}"
 
 
-def _message(error: ErrorDetails, node: Node) -> str:
+def _message(model: type[BaseModel], error: ErrorDetails, node: Node) -> str:
     """A fault that pydantic found, in words for people."""
     path, context = error["loc"], error.get("ctx", {})
+    field = _field(model, path) if error["type"] in ("normgen", "missing") else None
     why = ""
     match error["type"]:
         case "normgen":
-            numeric = bool(path) and _numeric(_field(path).annotation)
+            numeric = field is not None and _numeric(field.annotation)
             return str(context["message"]) + (_why_text(node, int, float) if numeric else "")
         case "missing":
-            return f"the key is missing, and has no default. {_field(path).description}"
+            return f"the key is missing, and has no default. {field.description if field else ''}"
         case "extra_forbidden":
-            return _unknown(path)
+            return _unknown(model, path)
         case "literal_error":
             wanted = str(context["expected"]).replace("'", "")
         case "bool_type":
             wanted, why = "true or false", _why_text(node, bool)
         case "float_type":
             wanted, why = "a number such as 1.0 or 1e-6", _why_text(node, int, float)
+        case "int_type":
+            wanted, why = "a whole number such as 4096", _why_text(node, int, float)
         case "string_type":
             wanted = "a word"
         case "list_type":
             wanted = f"a list such as [{node}]" if isinstance(node.value, str) else "a list in brackets"
         case "model_type":
-            wanted = f"a mapping of the keys {', '.join(_model(path).model_fields)}"
+            wanted = f"a mapping of the keys {', '.join(_model(model, path).model_fields)}"
         case _:
             return error["msg"]
     return f"write {wanted}, not {node}{why}"
 
 
-def _faults(error: ValidationError, document: Document) -> Iterator[Fault]:
+def _faults(model: type[BaseModel], error: ValidationError, document: Document) -> Iterator[Fault]:
     for detail in error.errors(include_url=False, include_input=False):
-        blamed = detail.get("ctx", {}).get("key")
-        path = (*detail["loc"], blamed) if blamed else detail["loc"]
+        blamed = detail.get("ctx", {}).get("key") or ()
+        path = (*detail["loc"], *((blamed,) if isinstance(blamed, str) else blamed))
         if document.refused(path):
             continue
         key, value = document.at(path)
         place = key if detail["type"] == "extra_forbidden" else value
-        yield Fault(document.source, place.line, place.column, dotted(path), _message(detail, value))
+        yield Fault(document.source, place.line, place.column, dotted(path), _message(model, detail, value))
 
 
 def read(path: Path) -> bytes:
@@ -139,23 +146,70 @@ def read(path: Path) -> bytes:
     raise SpecError([Fault(str(path), 0, 0, "", message)])
 
 
-def load(data: bytes, source: str) -> Spec:
-    """The spec that a file holds. `source` is the path that faults name.
+def table_path(path: Path) -> Path:
+    """Where the table of a spec lies, if there is one: what `normgen tune` found, `tuned/<name>.yaml` beside it."""
+    return path.parent / "tuned" / path.name
 
-    Raises SpecError with all faults of the file, in the order of their lines.
+
+def read_table(path: Path) -> tuple[bytes, str] | None:
+    """The bytes of the table of the spec at `path`, and the path that faults name; None where there is no such file.
+
+    Raises SpecError where there is one that cannot be read.
     """
-    document = Document(data, source)
+    found = table_path(path)
+    return (read(found), str(found)) if os.path.lexists(found) else None
+
+
+def load(data: bytes, source: str, table: tuple[bytes, str] | None = None) -> Spec:
+    """The spec that a file holds, with the table beside it (`read_table`). `source` is the path that faults name.
+
+    Raises SpecError with all faults of both files, each file's in the order of their lines.
+    """
+    if table is None:
+        return _load(Spec, Document(data, source), "a spec is a mapping of keys such as name, norm and eps")
+    faults: list[Fault] = []
+    try:
+        spec = load(data, source)
+    except SpecError as error:
+        faults += error.faults
+    try:
+        document = Document(*table, null_keys=("widest", "slab"), hint="`normgen tune` writes it, or remove it")
+        found = _load(Table, document, "a table is a mapping of keys such as gpu, forward and chunks")
+    except SpecError as error:
+        faults += error.faults
+    if faults:
+        raise SpecError(faults)
+    tuned = TunedSpec.model_construct(**dict(spec), table=found)
+    if spec.strategy == "single_block":
+        _check_reach(tuned, document)
+    return tuned
+
+
+def _check_reach(spec: TunedSpec, document: Document) -> None:
+    """Refuse a table whose tiles end before the rows of a spec that has nothing else."""
+    widest = spec.widths[-1] if spec.widths else 1
+    for name in ("forward", "backward") if spec.grad else ("forward",):
+        tiles = getattr(spec.table, name)
+        if widest > (tiles[-1].widest if tiles else 0):
+            _, place = document.at((name,))
+            message = (
+                f"strategy single_block launches tiles only, and none takes rows of {widest}; add one, or tune anew"
+            )
+            raise SpecError([Fault(document.source, place.line, place.column, name, message)])
+
+
+def _load(model: type[M], document: Document, meant: str) -> M:
     faults = document.faults
     if not isinstance(document.root.value, dict):
-        message = f"a spec is a mapping of keys such as name, norm and eps, not {document.root}"
-        raise SpecError([*faults, Fault(source, document.root.line, document.root.column, "", message)])
+        message = f"{meant}, not {document.root}"
+        raise SpecError([*faults, Fault(document.source, document.root.line, document.root.column, "", message)])
     try:
-        spec = Spec.model_validate(document.root.data)
+        found = model.model_validate(document.root.data)
     except ValidationError as error:
-        faults = [*faults, *_faults(error, document)]
+        faults = [*faults, *_faults(model, error, document)]
     if faults:
         raise SpecError(sorted(faults, key=lambda fault: (fault.line, fault.column)))
-    return spec
+    return found
 
 
 def fault_at(data: bytes, source: str, key: str, message: str) -> Fault:

@@ -11,7 +11,7 @@ import codecs
 import math
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import yaml
 
 from normgen.errors import Fault, SpecError
 
+STARTING = "`normgen new NAME` writes a spec to start from"
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 6
 
@@ -70,13 +71,14 @@ class Node:
 
 
 class Document:
-    """The nodes of a spec file.
+    """The nodes of a spec file, or of the table beside one.
 
+    `null_keys` are those that may be null; `hint` says how to begin where the file is empty.
     `faults` are those of form that leave the rest of the file readable; the constructor raises SpecError for others.
     """
 
-    def __init__(self, data: bytes, source: str) -> None:
-        self.source = source
+    def __init__(self, data: bytes, source: str, null_keys: Container[str] = (), hint: str = STARTING) -> None:
+        self.source, self.null_keys, self.hint = source, null_keys, hint
         self.faults: list[Fault] = []
         self.holes: set[KeyPath] = set()
         self.around_holes: set[KeyPath] = set()
@@ -140,9 +142,7 @@ class Document:
                 if not isinstance(end, yaml.StreamEndEvent):
                     raise self._stop(end.start_mark, "a second document starts here; a file holds one spec")
                 return root
-        raise SpecError(
-            [Fault(self.source, 1, 1, "", "the file is empty; `normgen new NAME` writes a spec to start from")]
-        )
+        raise SpecError([Fault(self.source, 1, 1, "", f"the file is empty; {self.hint}")])
 
     def _node(self, path: KeyPath) -> Node:
         event = self.yaml.get_event()
@@ -152,7 +152,7 @@ class Document:
         self._properties(event, path)
         if isinstance(event, yaml.ScalarEvent):
             node = _scalar(event)
-            if node.value is None:
+            if node.value is None and not (node.text and path and path[-1] in self.null_keys):
                 return self._hole(mark, path, "the value is missing; write one, or leave the key out")
             if forbidden := _FORBIDDEN.search(node.text):
                 return self._hole(mark, path, f"the character U+{ord(forbidden[0]):04X} is not allowed in a spec")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
-from normgen.spec import Spec
+from normgen.spec import Spec, TunedSpec
 from normgen.stages.base import Dtype, Stage, Tensor
 from normgen.stages.normalize import Normalize
-from normgen.target import LADDERS, WIDEST, Chunk, Slab, Tile, single_block_limit
+from normgen.target import WIDEST, Chunk, Slab, Table, Tile, single_block_limit
 
 Rung = TypeVar("Rung", Tile, Chunk | Slab)
 
@@ -41,6 +41,8 @@ class Plan:
     forward: Direction
     backward: Direction | None
     reasons: tuple[str, ...]
+    table: Table | None = None
+    """Where the ladders come from, if `normgen tune` found them for this spec."""
 
     @property
     def baked_width(self) -> int | None:
@@ -51,7 +53,7 @@ class Plan:
     @property
     def width_limit(self) -> int | None:
         """The widest row that a strategy of whole rows only can take; None where chunks take the rest."""
-        return single_block_limit(self.spec.norm, self.spec.grad) if self.spec.strategy == "single_block" else None
+        return single_block_limit(self.spec.ladders, self.spec.grad) if self.spec.strategy == "single_block" else None
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:
@@ -80,7 +82,9 @@ def plan(spec: Spec) -> Plan:
     norm = next(stage for stage in stages if isinstance(stage, Normalize))
     saved = {tensor.value for tensor in by_role["statistic"]}
     reasons: list[str] = []
-    ladders = LADDERS[spec.norm]
+    ladders, table = spec.ladders, spec.table if isinstance(spec, TunedSpec) else None
+    if table:
+        reasons.append(f"rungs are those that normgen tune found on {table.gpu}, {table.dtype}")
     forward = _direction(spec, "forward", ladders.forward, ladders.chunks, reasons)
     backward = _direction(spec, "backward", ladders.backward, ladders.slabs, reasons) if spec.grad else None
     return Plan(
@@ -94,22 +98,23 @@ def plan(spec: Spec) -> Plan:
         forward=forward,
         backward=backward,
         reasons=tuple(reasons + _memory_reasons(spec)),
+        table=table,
     )
 
 
 def _direction(
-    spec: Spec, name: str, ladder: tuple[Tile, ...], wide: tuple[Chunk | Slab, ...], reasons: list[str]
+    spec: Spec, name: str, ladder: Sequence[Tile], wide: Sequence[Chunk | Slab], reasons: list[str]
 ) -> Direction:
     """The parts of the ladders that the spec's widths and strategy use."""
     single_block = spec.strategy == "single_block"
     if spec.strategy == "welford":
         ladder = ()
         # One program merges the chunks of a row: what it merges is more than sums, which several could exchange.
-        wide = tuple(replace(rung, slab=WIDEST) if isinstance(rung, Chunk) else rung for rung in wide)
+        wide = tuple(rung.model_copy(update={"slab": WIDEST}) if isinstance(rung, Chunk) else rung for rung in wide)
         reasons.append(f"{name}: no whole rows at any width, as strategy: welford asks")
     limit = ladder[-1].widest if ladder else 0
     if single_block:
-        limit, wide = single_block_limit(spec.norm, spec.grad), ()
+        limit, wide = single_block_limit(spec.ladders, spec.grad), ()
     served = [(_narrowest(spec, below, min(rung.widest, limit)), rung) for below, rung in _steps(ladder, 0)]
     tiles = tuple(rung for narrowest, rung in served if narrowest)
     rest = tuple(rung for below, rung in _steps(wide, limit) if _narrowest(spec, below, rung.widest))

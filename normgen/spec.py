@@ -31,7 +31,7 @@ from normgen.stages.affine import Affine
 from normgen.stages.base import Model, Stage, fault
 from normgen.stages.normalize import Eps, Normalize, Statistic
 from normgen.stages.residual import Residual
-from normgen.target import single_block_limit
+from normgen.target import LADDERS, Ladders, Table, single_block_limit
 
 MAX_HIDDEN = 2**20
 
@@ -158,7 +158,7 @@ class Spec(Model):
 
     @model_validator(mode="after")
     def _row_fits_block(self) -> Spec:
-        limit = single_block_limit(self.norm, self.grad)
+        limit = single_block_limit(LADDERS[self.norm, self.residual is not None], self.grad)
         too_wide = [width for width in self.widths or () if width > limit]
         if self.strategy == "single_block" and too_wide:
             raise fault(
@@ -174,6 +174,11 @@ class Spec(Model):
         return None if self.hidden == "dynamic" else cast("tuple[int, ...]", self.hidden)
 
     @property
+    def ladders(self) -> Ladders:
+        """How rows are launched, by width."""
+        return LADDERS[self.norm, self.residual is not None]
+
+    @property
     def stages(self) -> tuple[Stage, ...]:
         """The pipeline, in order."""
         norm = Normalize(norm=self.norm, placement=self.eps.placement, save=self.save)
@@ -184,6 +189,16 @@ class Spec(Model):
         """SHA-256 of the spec's meaning: comments, order and spelled-out defaults do not count."""
         meaning = self.model_dump(mode="json", warnings=False)
         return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
+
+
+class TunedSpec(Spec):
+    """A spec with the table that `normgen tune` made for it, from a file of its own; it counts in the digest."""
+
+    table: Table
+
+    @property
+    def ladders(self) -> Ladders:
+        return self.table
 
 
 class _SpecSchema(GenerateJsonSchema):

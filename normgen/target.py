@@ -1,13 +1,22 @@
 """Facts about GPUs, and the launch ladders that rest on them: the only file that knows hardware.
 
+Rungs are models, since a table of `normgen tune` holds the same; its rules are those of launchers and kernels.
 The ladders were chosen on an H200 (torch 2.11.0, triton 3.6.0, bf16, 2^27 elements); `benchmarks/results/h200` holds
 what the final code reaches at every width.
 """
 
 from __future__ import annotations
 
+import re
+import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator, field_validator, model_validator
+
+from normgen.stages.base import Model, fault
 
 
 @dataclass(frozen=True)
@@ -62,103 +71,363 @@ TARGETS = {
     "hip:gfx942": Gpu(304, 64, 32, 32, 4 * 512 * 64, 4, 8, 64 * 1024, 64 * 1024, 512, 0),
 }
 
+WIDEST = 2**31 - 1
+"""Wider than any row: rungs of that width are unlimited, `null` in a table."""
 
-@dataclass(frozen=True)
-class Tile:
+# Of one multiprocessor of NVIDIA's, sm_80 to sm_100; a thread has at most 255 of the registers.
+THREADS = 2048
+REGISTERS = 65536
+THREAD_REGISTERS = 255
+WARP = 32
+
+
+def _unlimited(value: Any) -> Any:
+    return WIDEST if value is None else value
+
+
+def _positive(value: int) -> int:
+    if value < 1:
+        raise fault(f"must be at least 1, not {value}")
+    return value
+
+
+def _power_of_two(value: int) -> int:
+    if value < 1 or value & (value - 1):
+        raise fault(f"must be a power of two, not {value}; {1 << max(0, value.bit_length() - 1)} is one")
+    return value
+
+
+def _warps(value: int) -> int:
+    if _power_of_two(value) > 32:
+        raise fault(f"a program has at most 32 warps, not {value}")
+    return value
+
+
+def _measured(value: Any) -> list[tuple[int, float]]:
+    pairs: list[Any] = value if isinstance(value, list) else [None]
+    for pair in pairs:
+        types = [type(number) for number in pair] if isinstance(pair, (list, tuple)) else []
+        if types not in ([int, int], [int, float]):
+            raise fault(f"{reprlib.repr(value)} is no list of widths and shares; write it as in [[4096, 0.93]]")
+    return [(width, float(share)) for width, share in pairs]
+
+
+def _fit(elements: int, warps: int, programs: int) -> None:
+    """Refuse more than a multiprocessor holds: `elements` of 4 bytes in registers, in each of `programs` programs."""
+    threads = WARP * warps * max(1, programs)
+    if threads > THREADS:
+        message = f"{programs} programs of {warps} warps are {threads} threads, and a multiprocessor has {THREADS}"
+        raise fault(f"{message}; write fewer programs or warps", key="programs")
+    held, room = -(-elements // (WARP * warps)), min(THREAD_REGISTERS, REGISTERS // threads)
+    if held > room:
+        message = f"{elements} elements are {held} registers for each thread of {warps * WARP}, and there are {room}"
+        raise fault(f"{message}; write more warps{', fewer programs' * (programs > 1)} or fewer elements", key="warps")
+
+
+Widest = Annotated[int, BeforeValidator(_unlimited)]
+Measured = Annotated[list[tuple[int, float]], PlainValidator(_measured)]
+
+_WIDEST = "The widest row served; null: as wide as they come."
+_WARPS = "Warps a program, a power of two."
+_PROGRAMS = "Programs a multiprocessor."
+_MEASURED = "Widths tried, each with the speed reached: the share of that of a device copy of the same bytes."
+
+
+class Tile(Model):
     """Whole rows in registers, for rows up to `widest`: `elements` a tile, in blocks of at most `columns` columns."""
 
-    widest: int
-    columns: int
-    elements: int
-    warps: int
-    stages: int = 1
-    """Tiles on their way or in work at a time, in a persistent grid."""
-    programs: int = 0
-    """Programs a multiprocessor, in a persistent grid."""
+    widest: Widest = Field(description="The widest row served.")
+    columns: int = Field(description="Columns a block, a power of two.")
+    elements: int = Field(description="Elements a tile: rows share it as far as they fit.")
+    warps: int = Field(description=_WARPS)
+    stages: int = Field(default=1, description="Tiles on their way or in work at a time, in a persistent grid.")
+    programs: int = Field(default=0, description=f"{_PROGRAMS[:-1]}, in a persistent grid.")
+    measured: Measured = Field(default_factory=list, description=_MEASURED)
+
+    _widths = field_validator("widest")(_positive)
+    _powers = field_validator("columns")(_power_of_two)
+    _warps = field_validator("warps")(_warps)
+
+    @field_validator("stages")
+    @classmethod
+    def _few(cls, stages: int) -> int:
+        if not 1 <= stages <= 8:
+            raise fault(f"must be from 1 to 8, not {stages}")
+        return stages
+
+    @field_validator("programs")
+    @classmethod
+    def _not_negative(cls, programs: int) -> int:
+        if programs < 0:
+            raise fault(f"must be at least 1, or 0 where the grid is not persistent, not {programs}")
+        return programs
+
+    @model_validator(mode="after")
+    def _fits(self) -> Tile:
+        if self.widest == WIDEST:
+            raise fault("a tile holds whole rows, so there is a widest; write a number such as 8192", key="widest")
+        if self.elements < self.columns:
+            message = f"a tile of {self.elements} elements is less than a block of {self.columns} columns"
+            raise fault(f"{message}; write {self.columns} or more", key="elements")
+        block = min(self.columns, 1 << (self.widest - 1).bit_length())
+        _fit(max(-(-self.widest // block) * block, self.elements), self.warps, self.programs)
+        return self
 
     def rows(self, width: int) -> int:
         """How many rows of that width are in a tile, as `_tile` of the generated module has it."""
         block = min(self.columns, 1 << (width - 1).bit_length())
-        return max(1, self.elements // (-(-width // block) * block))
+        rows = max(1, self.elements // (-(-width // block) * block))
+        return 1 << (rows.bit_length() - 1)
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(Model):
     """Rows read again for each walk, in chunks of `columns`; every `slab` columns have a program of their own."""
 
-    widest: int
-    columns: int
-    slab: int
-    warps: int
-    programs: int = 1
-    """Programs a multiprocessor where several share a row."""
+    widest: Widest = Field(description=_WIDEST)
+    columns: int = Field(description="Columns a chunk, a power of two.")
+    slab: Widest = Field(description="Columns a program, a multiple of those of a chunk; null: all of the row.")
+    warps: int = Field(description=_WARPS)
+    programs: int = Field(default=1, description=f"{_PROGRAMS[:-1]} where several share a row.")
+    measured: Measured = Field(default_factory=list, description=_MEASURED)
+
+    _positives = field_validator("widest", "slab", "programs")(_positive)
+    _powers = field_validator("columns")(_power_of_two)
+    _warps = field_validator("warps")(_warps)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Chunk:
+        if self.slab < WIDEST and self.slab % self.columns:
+            message = f"{self.slab} columns are no whole number of chunks of {self.columns}"
+            raise fault(f"{message}; write {-(-self.slab // self.columns) * self.columns}, or null", key="slab")
+        _fit(self.columns, self.warps, self.programs)
+        return self
 
 
-@dataclass(frozen=True)
-class Slab:
+class Slab(Model):
     """Rows shared by programs that own `columns` columns each."""
 
-    widest: int
-    columns: int
-    """Of elements of 2 bytes; wider elements, fewer."""
-    warps: int
-    programs: int
-    """Programs a multiprocessor."""
+    widest: Widest = Field(description=_WIDEST)
+    columns: int = Field(description="Columns a program, a power of two: of 2 bytes; wider elements, fewer.")
+    warps: int = Field(description=_WARPS)
+    programs: int = Field(description=_PROGRAMS)
+    measured: Measured = Field(default_factory=list, description=_MEASURED)
+
+    _positives = field_validator("widest", "programs")(_positive)
+    _powers = field_validator("columns")(_power_of_two)
+    _warps = field_validator("warps")(_warps)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Slab:
+        if self.columns < 4:
+            raise fault("a program owns at least 4 columns: of 8 bytes, it owns a quarter", key="columns")
+        _fit(self.columns, self.warps, self.programs)
+        return self
 
 
-@dataclass(frozen=True)
-class Ladders:
+Rung = Tile | Chunk | Slab
+
+
+class Ladders(Model):
     """Rungs by width, narrow to wide; what serves the widest rows takes all that are wider."""
 
-    forward: tuple[Tile, ...]
-    chunks: tuple[Chunk, ...]
-    backward: tuple[Tile, ...]
-    slabs: tuple[Slab, ...]
+    forward: list[Tile] = Field(description="Tiles of the forward kernel; [] where all rows go in chunks.")
+    chunks: list[Chunk] = Field(description="Chunks of the forward kernel, for wider rows; the last widest is null.")
+    backward: list[Tile] = Field(description="Tiles of the backward kernel; [] where all rows go in slabs.")
+    slabs: list[Slab] = Field(description="Slabs of the backward kernel, for wider rows; the last widest is null.")
+
+    @field_validator("forward", "chunks", "backward", "slabs")
+    @classmethod
+    def _ascending(cls, rungs: list[Any]) -> list[Any]:
+        for index, (narrow, wide) in enumerate(pairwise(rungs), 1):
+            if wide.widest <= narrow.widest:
+                message = f"rungs go from narrow to wide, and the one before ends at {_width(narrow.widest)}"
+                raise fault(f"{message}; write more, or leave this one out", key=(index, "widest"))
+        return rungs
+
+    @field_validator("chunks", "slabs")
+    @classmethod
+    def _endless(cls, rungs: Sequence[Rung]) -> Sequence[Rung]:
+        if not rungs:
+            raise fault("the list is empty; one rung at least takes the widest rows, its widest null")
+        if rungs[-1].widest < WIDEST:
+            raise fault("the last rung takes all wider rows; write null", key=(len(rungs) - 1, "widest"))
+        return rungs
+
+    @field_validator("backward")
+    @classmethod
+    def _persistent(cls, tiles: list[Tile]) -> list[Tile]:
+        for index, tile in enumerate(tiles):
+            if not tile.programs:
+                raise fault("the backward grid is persistent; write at least 1", key=(index, "programs"))
+        return tiles
 
 
-WIDEST = 2**31 - 1
+def _width(widest: int) -> str:
+    return "null" if widest == WIDEST else str(widest)
 
-# A program that holds a whole row keeps it in registers, of which a thread has at most 255: 32 to 64 elements a thread
-# forward and 16 to 40 backward leave room for the parameters and for other programs.
-# AMD's warps are of 64 threads: with fewer than 512 elements a warp a load would not fill 16 bytes.
-LADDERS: dict[Literal["rms", "layer"], Ladders] = {
-    "rms": Ladders(
-        forward=(
-            Tile(256, 256, 1024, 1),
-            Tile(2048, 2048, 2048, 2),
-            Tile(4096, 4096, 4096, 4),
-            Tile(8192, 8192, 8192, 8),
+
+class Table(Ladders):
+    """Ladders that `normgen tune` found for one spec, with the facts of the search; `specs/tuned/<name>.yaml`."""
+
+    gpu: str = Field(description="The GPU that was searched on, as torch names it.")
+    torch: str = Field(description="The version of torch.")
+    triton: str = Field(description="The version of triton.")
+    dtype: Literal["float16", "bfloat16", "float32"] = Field(description="The dtype of x, and of parameters.")
+    elements: int = Field(description="Elements of x, at every width.")
+
+    _positives = field_validator("elements")(_positive)
+
+    @field_validator("gpu", "torch", "triton")
+    @classmethod
+    def _plain(cls, text: str) -> str:
+        # It stands in a comment and in a docstring of the generated module.
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 .,()+/_-]{0,47}", text):
+            raise fault(f"{reprlib.repr(text)} is no name; write up to 48 of: letters, digits, spaces and .,()+/_-")
+        return text
+
+
+def _tiles(*rungs: tuple[int, ...]) -> list[Tile]:
+    names = ("widest", "columns", "elements", "warps", "stages", "programs")
+    return [Tile.model_validate(dict(zip(names, rung, strict=False))) for rung in rungs]
+
+
+def _chunks(*rungs: tuple[int, ...]) -> list[Chunk]:
+    names = ("widest", "columns", "slab", "warps", "programs")
+    return [Chunk.model_validate(dict(zip(names, rung, strict=True))) for rung in rungs]
+
+
+def _slabs(*rungs: tuple[int, ...]) -> list[Slab]:
+    names = ("widest", "columns", "warps", "programs")
+    return [Slab.model_validate(dict(zip(names, rung, strict=True))) for rung in rungs]
+
+
+# Chosen among the tiles tried at each of 23 widths, bf16, 2^27 elements, for the share of a device copy that is reached
+# (benchmarks/results/h200/search.json): where several are within 2 %, one that serves its neighbours too. Many small
+# programs hide the latency of reductions best, as long as a thread moves 16 bytes at a time: LayerNorm's backward at
+# 1024 columns went from 0.66 of a copy with 8 warps a program to 0.95 with 2 and 4. Keyed by norm, and whether a
+# residual is added: it doubles the rows on their way.
+LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
+    ("rms", False): Ladders(
+        forward=_tiles(
+            (96, 32, 2048, 2),
+            (256, 128, 2048, 1),
+            (512, 256, 2048, 2),
+            (1024, 1024, 2048, 4),
+            (2048, 2048, 2048, 2),
+            (4096, 4096, 4096, 4),
+            (8192, 8192, 8192, 8),
         ),
-        chunks=(
-            Chunk(16384, 4096, WIDEST, 16),
-            Chunk(65536, 8192, WIDEST, 32),
-            Chunk(WIDEST, 8192, 32768, 32, 2),
+        chunks=_chunks(
+            (24576, 8192, WIDEST, 16, 3),
+            (32768, 8192, WIDEST, 32, 2),
+            (131072, 16384, WIDEST, 32, 1),
+            (WIDEST, 8192, 65536, 32, 1),
         ),
-        backward=(
-            Tile(4096, 4096, 4096, 8, 3, 2),
-            Tile(5632, 1024, 5120, 4, 3, 2),
-            Tile(8192, 8192, 8192, 16, 4, 1),
+        backward=_tiles(
+            (96, 32, 4096, 4, 3, 2),
+            (128, 64, 8192, 8, 3, 1),
+            (256, 256, 2048, 2, 3, 4),
+            (512, 512, 1024, 2, 4, 4),
+            (768, 1024, 2048, 4, 4, 3),
+            (1024, 1024, 1024, 2, 4, 4),
+            (1536, 2048, 2048, 2, 4, 4),
+            (2048, 2048, 2048, 4, 4, 4),
+            (2560, 4096, 4096, 4, 4, 2),
+            (3072, 1024, 3072, 4, 4, 2),
+            (4096, 4096, 4096, 4, 3, 2),
+            (5120, 1024, 5120, 4, 4, 1),
+            (6144, 2048, 6144, 4, 4, 1),
+            (8192, 8192, 8192, 8, 3, 1),
         ),
-        slabs=(Slab(WIDEST, 4096, 4, 2),),
+        slabs=_slabs((WIDEST, 8192, 16, 1)),
     ),
-    "layer": Ladders(
-        forward=(
-            Tile(256, 256, 1024, 1),
-            Tile(2048, 2048, 2048, 2),
-            Tile(4096, 4096, 4096, 4),
-            Tile(8192, 8192, 8192, 8),
+    ("rms", True): Ladders(
+        forward=_tiles(
+            (256, 128, 2048, 4),
+            (512, 512, 2048, 2),
+            (2048, 2048, 2048, 4),
+            (4096, 4096, 4096, 4),
+            (8192, 8192, 8192, 8),
         ),
-        chunks=(
-            Chunk(16384, 4096, WIDEST, 16),
-            Chunk(32768, 8192, WIDEST, 32),
-            Chunk(WIDEST, 4096, 16384, 16, 4),
+        chunks=_chunks((WIDEST, 16384, WIDEST, 32, 1)),
+        backward=_tiles(
+            (256, 128, 8192, 8, 3, 1),
+            (512, 512, 4096, 4, 3, 2),
+            (768, 1024, 4096, 4, 3, 2),
+            (1024, 1024, 8192, 8, 3, 1),
+            (2048, 2048, 2048, 4, 3, 4),
+            (2560, 4096, 4096, 4, 4, 2),
+            (3072, 4096, 4096, 4, 3, 2),
+            (4096, 2048, 4096, 4, 3, 2),
+            (5120, 1024, 5120, 4, 4, 1),
+            (6144, 2048, 6144, 4, 3, 1),
+            (8192, 8192, 8192, 8, 3, 1),
         ),
-        backward=(
-            Tile(4096, 4096, 4096, 8, 3, 2),
-            Tile(5632, 1024, 5120, 4, 3, 2),
-            Tile(8192, 8192, 8192, 16, 4, 1),
+        slabs=_slabs((32768, 1024, 2, 8), (WIDEST, 1024, 1, 8)),
+    ),
+    ("layer", False): Ladders(
+        forward=_tiles(
+            (96, 32, 2048, 2),
+            (128, 64, 4096, 4),
+            (256, 256, 2048, 1),
+            (512, 512, 1024, 1),
+            (1024, 1024, 1024, 1),
+            (1536, 512, 1536, 1),
+            (2048, 2048, 2048, 2),
+            (4096, 4096, 4096, 2),
+            (7168, 1024, 7168, 4),
+            (8192, 4096, 8192, 8),
         ),
-        slabs=(Slab(WIDEST, 4096, 4, 2),),
+        chunks=_chunks(
+            (12288, 4096, WIDEST, 8, 6),
+            (16384, 4096, WIDEST, 16, 4),
+            (32768, 8192, WIDEST, 32, 2),
+            (131072, 16384, WIDEST, 32, 1),
+            (WIDEST, 8192, 65536, 32, 1),
+        ),
+        backward=_tiles(
+            (96, 32, 4096, 4, 4, 2),
+            (128, 64, 2048, 4, 4, 2),
+            (256, 128, 8192, 16, 3, 1),
+            (512, 512, 2048, 2, 3, 4),
+            (768, 1024, 2048, 2, 4, 4),
+            (1024, 1024, 4096, 4, 3, 2),
+            (1280, 512, 1536, 2, 4, 4),
+            (1536, 2048, 2048, 4, 4, 4),
+            (2048, 2048, 4096, 8, 3, 2),
+            (3072, 4096, 4096, 4, 3, 3),
+            (4096, 4096, 4096, 8, 3, 2),
+            (5120, 1024, 5120, 4, 4, 2),
+            (8192, 8192, 8192, 8, 4, 1),
+        ),
+        slabs=_slabs((65536, 2048, 2, 4), (WIDEST, 4096, 4, 2)),
+    ),
+    ("layer", True): Ladders(
+        forward=_tiles(
+            (128, 128, 2048, 2),
+            (256, 256, 2048, 4),
+            (1024, 1024, 1024, 2),
+            (2048, 2048, 2048, 2),
+            (4096, 4096, 4096, 4),
+            (8192, 8192, 8192, 8),
+        ),
+        chunks=_chunks((16384, 16384, WIDEST, 32, 2), (WIDEST, 16384, WIDEST, 32, 1)),
+        backward=_tiles(
+            (96, 32, 4096, 4, 4, 2),
+            (128, 64, 2048, 4, 4, 2),
+            (256, 128, 8192, 16, 3, 1),
+            (512, 512, 2048, 2, 3, 4),
+            (768, 1024, 2048, 2, 4, 4),
+            (1024, 1024, 4096, 4, 3, 2),
+            (1280, 512, 1536, 2, 4, 4),
+            (1536, 2048, 2048, 4, 4, 4),
+            (2048, 2048, 4096, 8, 3, 2),
+            (3072, 4096, 4096, 4, 3, 3),
+            (4096, 4096, 4096, 8, 3, 2),
+            (5120, 1024, 5120, 4, 4, 2),
+            (8192, 8192, 8192, 8, 4, 1),
+        ),
+        slabs=_slabs((65536, 2048, 2, 4), (WIDEST, 4096, 4, 2)),
     ),
 }
 
@@ -173,10 +442,10 @@ class Columns:
 
 
 COLUMNS = Columns(128, 32, 8)
-STATISTICS = Chunk(WIDEST, 4096, WIDEST, 16)
+STATISTICS = Chunk(widest=WIDEST, columns=4096, slab=WIDEST, warps=16)
 
 
-def single_block_limit(norm: Literal["rms", "layer"], grad: bool) -> int:
-    """The widest row that one program can hold, in every direction that is emitted."""
-    ladders = LADDERS[norm]
-    return min(ladders.forward[-1].widest, ladders.backward[-1].widest) if grad else ladders.forward[-1].widest
+def single_block_limit(ladders: Ladders, grad: bool) -> int:
+    """The widest row that one program can hold, in every direction that is emitted; 0 where there are no tiles."""
+    directions = (ladders.forward, ladders.backward) if grad else (ladders.forward,)
+    return min(tiles[-1].widest if tiles else 0 for tiles in directions)

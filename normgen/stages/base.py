@@ -13,10 +13,10 @@ Role = Literal["input", "parameter", "output", "statistic", "gradient", "scratch
 Dtype = Literal["input", "weight", "float16", "bfloat16", "float32", "compute"]
 
 
-def fault(message: str, key: str = "") -> PydanticCustomError:
+def fault(message: str, key: str | tuple[str | int, ...] = "") -> PydanticCustomError:
     """A fault worded for people: what is wrong, what would be right.
 
-    `key` names the key to blame where a rule spans several keys of one mapping.
+    `key` names the key to blame where a rule spans several keys of one mapping: a key of it, or a path below it.
     """
     return PydanticCustomError("normgen", cast(Any, "{message}"), {"message": message, "key": key})
 

@@ -1,0 +1,237 @@
+"""Which launches are worth a try at a width. Pure arithmetic: no GPU is asked, and none need be there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from normgen.kernels import Kernels
+from normgen.spec import Spec
+from normgen.stages.base import Tensor
+from normgen.target import REGISTERS, THREAD_REGISTERS, WARP, WIDEST, Chunk, Ladders, Rung, Slab, Tile
+
+DIRECTIONS = {"forward": ("forward", "chunks"), "backward": ("backward", "slabs")}
+"""The ladder of whole rows and that of wider rows, by direction."""
+
+POWERS = tuple(1 << power for power in range(18))
+WARPS = (1, 2, 4, 8, 16, 32)
+# Elements of a row a thread: fewer leave loads short of 16 bytes of 2-byte elements, more leave no registers.
+FEWEST, MOST = 8, 64
+# Narrow rows share a tile up to this size; beyond, a program only starts later.
+SHARED_TILE = 4096
+WIDEST_TILE = 32768
+# Narrower rows are not worth reading again, and not worth sharing.
+NARROWEST_CHUNKED = 2048
+NARROWEST_SHARED = 8192
+
+Launch = tuple[int, ...]
+"""What a kernel is launched with at one width: the values of a ladder's rung as they come out there.
+
+forward: rows, columns, warps; backward: rows, columns, warps, stages, programs; chunks: columns, slab, warps, programs;
+slabs: columns, warps, programs.
+"""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What of a spec and a GPU decides which launches there are."""
+
+    ladders: tuple[str, ...]
+    """Those that the module has."""
+    shares: bool
+    """Whether programs may share a row in the chunked kernel."""
+    persistent: bool
+    """Whether the backward grid is persistent: there are sums over rows."""
+    itemsize: int
+    row_bytes: int
+    """Of a column of all rows that the backward kernel loads."""
+    held: int
+    """Arrays of a tile's size in the registers of the backward kernel, by and large."""
+    shared_memory: int = 232448
+    multiprocessors: int = 132
+
+    def effective(self, ladder: str, rung: Rung, width: int) -> Launch:
+        """What the launcher makes of a rung for rows of that width."""
+        if isinstance(rung, Slab):
+            return rung.columns, rung.warps, rung.programs
+        if isinstance(rung, Chunk):
+            shared = self.shares and rung.slab < width
+            return rung.columns, rung.slab if shared else WIDEST, rung.warps, rung.programs if shared else 1
+        return self.tile(ladder, (rung.columns, rung.elements, rung.warps, rung.stages, rung.programs), width)
+
+    def tile(self, ladder: str, values: tuple[int, int, int, int, int], width: int) -> Launch:
+        """The same of a tile, as plain numbers: columns, elements, warps, stages, programs."""
+        columns, elements, warps, stages, programs = values
+        block = min(columns, power_above(width))
+        row = -(-width // block) * block
+        rows = 1 << (max(1, elements // row).bit_length() - 1)
+        if ladder == "forward":
+            return rows, block, warps
+        if not self.persistent:
+            return rows, block, warps, 1, 1
+        return rows, block, warps, min(stages, self.stages(rows * row, programs)), programs
+
+    def stages(self, elements: int, programs: int) -> int:
+        """The most stages for which tiles on their way have room in shared memory."""
+        return 1 + (self.shared_memory // max(1, programs) - 2048) // (elements * self.row_bytes)
+
+    def rung(self, ladder: str, launch: Launch, width: int) -> Rung:
+        """The rung that serves rows up to `width`, and launches that at `width`. Raises ValidationError if none may."""
+        if ladder == "slabs":
+            columns, warps, programs = launch
+            return Slab(widest=width, columns=columns, warps=warps, programs=programs)
+        if ladder == "chunks":
+            columns, slab, warps, programs = launch
+            return Chunk(widest=width, columns=columns, slab=slab, warps=warps, programs=programs)
+        rows, columns, warps, *rest = launch
+        elements = rows * -(-width // columns) * columns
+        stages, programs = rest or (1, 0)
+        return Tile(widest=width, columns=columns, elements=elements, warps=warps, stages=stages, programs=programs)
+
+    def literal(self, ladder: str, rung: Rung) -> tuple[int | None, ...]:
+        """A rung without its width as the module's ladder spells it; None: all of the row."""
+        names = {
+            "forward": ("columns", "elements", "warps"),
+            "backward": ("columns", "elements", "warps", *(("stages", "programs") if self.persistent else ())),
+            "chunks": ("columns", "slab", "warps", "programs") if self.shares else ("columns", "warps"),
+            "slabs": ("columns", "warps", "programs"),
+        }[ladder]
+        return tuple(None if getattr(rung, name) == WIDEST else getattr(rung, name) for name in names)
+
+    def launches(self, ladder: str, width: int) -> list[Launch]:
+        """The launches worth a try; each is the rung of a valid ladder."""
+        made: dict[str, Callable[[int], Iterator[Launch]]] = {
+            "forward": self._forward,
+            "backward": self._backward,
+            "chunks": self._chunks,
+            "slabs": self._slabs,
+        }
+        tiled = {"chunks": "forward", "slabs": "backward"}.get(ladder) in self.ladders
+        if tiled and width < NARROWEST_CHUNKED:
+            return []
+        return [launch for launch in dict.fromkeys(made[ladder](width)) if self._valid(ladder, launch, width)]
+
+    def _valid(self, ladder: str, launch: Launch, width: int) -> bool:
+        try:
+            self.rung(ladder, launch, width)
+        except ValidationError:
+            return False
+        return True
+
+    def _tiles(self, width: int, most: int) -> Iterator[tuple[int, int, int, int]]:
+        """Rows, columns, warps and elements of tiles with up to `most` elements a thread."""
+        for columns in _blocks(width):
+            row = -(-width // columns) * columns
+            for rows in POWERS:
+                elements = rows * row
+                if elements > WIDEST_TILE or (rows > 1 and elements > SHARED_TILE):
+                    break
+                for warps in WARPS:
+                    # Beyond a row narrower than the fewest elements a thread, threads would hold the same.
+                    if max(FEWEST, 16 // self.itemsize) <= elements / (WARP * warps) <= most:
+                        yield rows, columns, warps, elements
+
+    def _forward(self, width: int) -> Iterator[Launch]:
+        for rows, columns, warps, _ in self._tiles(width, MOST):
+            yield rows, columns, warps
+
+    def _backward(self, width: int) -> Iterator[Launch]:
+        for rows, columns, warps, elements in self._tiles(width, min(MOST, THREAD_REGISTERS // self.held)):
+            if not self.persistent:
+                yield rows, columns, warps, 1, 1
+                continue
+            for programs in (1, 2, 3, 4, 6, 8):
+                # Fewer than 4 warps a multiprocessor cannot keep its memory busy.
+                if programs * warps < 4 or programs * elements * self.held > REGISTERS:
+                    continue
+                for stages in range(1, 1 + min(4, self.stages(elements, programs))):
+                    yield rows, columns, warps, stages, programs
+
+    def _chunks(self, width: int) -> Iterator[Launch]:
+        for columns, warps, each in _parts(width, (1024, 2048, 4096, 8192, 16384)):
+            if each <= MOST // 2:
+                yield columns, WIDEST, warps, 1
+            for slab in (columns * count for count in (1, 2, 4, 8)):
+                for programs in (1, 2, 4):
+                    slabs = -(-width // slab)
+                    room = min(THREAD_REGISTERS, REGISTERS // (WARP * warps * programs))
+                    fits = 1 < slabs <= programs * self.multiprocessors and 2 * each + 24 <= room
+                    if self.shares and fits and width > NARROWEST_SHARED:
+                        yield columns, slab, warps, programs
+
+    def _slabs(self, width: int) -> Iterator[Launch]:
+        for columns, warps, each in _parts(width, (512, 1024, 2048, 4096, 8192)):
+            for programs in (1, 2, 3, 4):
+                room = min(THREAD_REGISTERS, REGISTERS // (WARP * warps * programs))
+                if self.held * each <= room and -(-width // columns) <= programs * self.multiprocessors:
+                    yield columns, warps, programs
+
+
+def direction_of(ladder: str) -> str:
+    return next(name for name, ladders in DIRECTIONS.items() if ladder in ladders)
+
+
+def power_above(width: int) -> int:
+    """The power of two that is no less."""
+    return 1 << (width - 1).bit_length()
+
+
+def _blocks(width: int) -> list[int]:
+    """Columns a block: the power of two above, and smaller ones that leave fewer lanes idle, in up to 12 blocks."""
+    found = [power_above(width)]
+    padded = found[0]
+    for columns in (found[0] >> shift for shift in range(1, 6)):
+        row = -(-width // columns) * columns
+        if columns >= 128 and row < padded and row // columns <= 12:
+            found.append(columns)
+            padded = row
+    return found
+
+
+def _parts(width: int, sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    """Columns, warps and elements a thread of the parts that a row is cut into."""
+    for columns in sizes:
+        for warps in (4, 8, 16, 32):
+            each = columns // (WARP * warps)
+            if columns <= power_above(width) and FEWEST <= each <= MOST:
+                yield columns, warps, each
+
+
+def space(spec: Spec, kernels: Kernels, dtype: str, **gpu: Any) -> Space:
+    """The space of a spec's kernels, for x of that dtype."""
+    itemsize = 4 if dtype == "float32" else 2
+    backward = kernels.backward or kernels.backward_slabs
+    ladders = {
+        "forward": kernels.forward,
+        "chunks": kernels.forward_chunked,
+        "backward": kernels.backward,
+        "slabs": kernels.backward_slabs,
+    }
+    sizes = {"input": itemsize, "weight": itemsize, "float16": 2, "bfloat16": 2}
+
+    def size(tensor: Tensor) -> int:
+        return sizes.get(tensor.dtype, 4)
+
+    shared = [tensor for tensor in backward.loads if tensor.dims == "H"] if backward else []
+    return Space(
+        ladders=tuple(name for name, kernel in ladders.items() if kernel),
+        shares=bool(kernels.forward_chunked and kernels.forward_chunked.words),
+        persistent=bool(kernels.sum_partials),
+        itemsize=itemsize,
+        row_bytes=sum(map(size, backward.strided)) if backward else 0,
+        held=2 + len(shared) + len(backward.sums) if backward else 2,
+        **gpu,
+    )
+
+
+def default(space: Space, ladders: Ladders, direction: str, width: int) -> tuple[str, Rung]:
+    """The ladder and the rung that serve a width as long as nothing else is known."""
+    for name in DIRECTIONS[direction]:
+        if name in space.ladders:
+            for rung in getattr(ladders, name):
+                if width <= rung.widest:
+                    return name, rung
+    raise ValueError(f"no rung for rows of {width}")
