@@ -195,15 +195,9 @@ def _with_backward(
 
     whole = slabs = statistics = None
     if plan.backward.ladder:
-        lines = whole_rows(System.of(equations, offered, row_gradients + sums), persistent=bool(sums))
-        whole = _kernel(
-            f"{name}_backward",
-            "persistent" if sums else "tile",
-            "Gradients, a tile of whole rows a step" + ("; sums over rows stay in registers." if sums else "."),
-            offered,
-            row_gradients + sums,
-            lines,
-        )
+        lines = whole_rows(System.of(equations, offered, row_gradients + sums), persistent=True)
+        doc = "Gradients, a tile of whole rows a step" + ("; sums over rows stay in registers." if sums else ".")
+        whole = _kernel(f"{name}_backward", "persistent", doc, offered, row_gradients + sums, lines)
     if plan.backward.chunked:
         known = offered + plan.scratch
         words = _row_sums(chunked(System.of(equations, known, row_gradients)))

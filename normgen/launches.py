@@ -201,6 +201,7 @@ def launches(call: Call, target: str) -> list[Launch]:
             "_runs_kernels": True,
             "_multiprocessors": TARGETS[target].multiprocessors,
             "_shared_memory": TARGETS[target].shared_program,
+            "_threads": TARGETS[target].warp * TARGETS[target].warps,
             "_is_cuda": target.startswith("cuda:"),
         }
         for name, answer in answers.items():

@@ -109,18 +109,24 @@ def _direction(
     single_block = spec.strategy == "single_block"
     if spec.strategy == "welford":
         ladder = ()
-        reasons.append(f"{name}: rows of every width are walked in chunks, as strategy: welford asks")
+        # One program merges the chunks of a row: what it merges is more than sums, which several could exchange.
+        wide = tuple(rung.model_copy(update={"slab": WIDEST}) if isinstance(rung, Chunk) else rung for rung in wide)
+        reasons.append(f"{name}: no whole rows at any width, as strategy: welford asks")
     limit = ladder[-1].widest if ladder else 0
     if single_block:
         limit, wide = single_block_limit(spec.ladders, spec.grad), ()
-    tiles = tuple(rung for below, rung in _steps(ladder, 0) if _serves(spec, below, min(rung.widest, limit)))
-    rest = tuple(rung for below, rung in _steps(wide, limit) if _serves(spec, below, rung.widest))
-    for tile in tiles:
-        shared = "rows share a tile" if tile.elements > tile.widest // 2 + 1 else "one row a tile"
+    served = [(_narrowest(spec, below, min(rung.widest, limit)), rung) for below, rung in _steps(ladder, 0)]
+    tiles = tuple(rung for narrowest, rung in served if narrowest)
+    rest = tuple(rung for below, rung in _steps(wide, limit) if _narrowest(spec, below, rung.widest))
+    for narrowest, tile in served:
+        if not narrowest:
+            continue
+        shared = "rows share a tile" if tile.rows(narrowest) > 1 else "one row a tile"
         shape = f"{tile.elements} elements, {tile.warps} warp{'s' * (tile.warps > 1)}"
         reasons.append(f"{name}: to H = {tile.widest}, {shared} ({shape})")
+    wider = "wider rows" if limit or len(rest) > 1 else "all rows"
     for rung in rest:
-        width = f"to H = {rung.widest}" if rung.widest < WIDEST else "wider rows"
+        width = f"to H = {rung.widest}" if rung.widest < WIDEST else wider
         if isinstance(rung, Slab):
             reasons.append(f"{name}: {width}, a row is shared by programs of {rung.columns} columns each")
         elif rung.slab < WIDEST:
@@ -139,8 +145,10 @@ def _steps(ladder: Sequence[Rung], below: int) -> Iterator[tuple[int, Rung]]:
         below = max(below, rung.widest)
 
 
-def _serves(spec: Spec, below: int, widest: int) -> bool:
-    return below < widest if spec.widths is None else any(below < width <= widest for width in spec.widths)
+def _narrowest(spec: Spec, below: int, widest: int) -> int | None:
+    """The narrowest row that a rung serves; None where there is none."""
+    widths = (below + 1,) if spec.widths is None else sorted(spec.widths)
+    return next((width for width in widths if below < width <= widest), None)
 
 
 def _memory_reasons(spec: Spec) -> list[str]:

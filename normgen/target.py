@@ -173,6 +173,12 @@ class Tile(Model):
         _fit(max(-(-self.widest // block) * block, self.elements), self.warps, self.programs)
         return self
 
+    def rows(self, width: int) -> int:
+        """How many rows of that width are in a tile, as `_tile` of the generated module has it."""
+        block = min(self.columns, 1 << (width - 1).bit_length())
+        rows = max(1, self.elements // (-(-width // block) * block))
+        return 1 << (rows.bit_length() - 1)
+
 
 class Chunk(Model):
     """Rows read again for each walk, in chunks of `columns`; every `slab` columns have a program of their own."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -13,15 +14,20 @@ from normgen.equations import (
     Fold,
     Let,
     Load,
-    Pass,
+    Reload,
     Step,
+    Store,
     System,
+    Take,
+    Walk,
+    Walks,
     chunked,
     parse,
     parse_fold,
-    persistent,
-    straight,
+    plus,
+    single,
     substitute,
+    whole_rows,
 )
 from normgen.stages.base import Dims, Role, Tensor
 
@@ -52,6 +58,11 @@ def line(step: Step) -> str:
         return " ".join([*step.equation.comment, step.equation.target, "=", step.equation.expression])
     if isinstance(step, Accumulate):
         return f"{step.tensor.value} += {step.expression}"
+    if isinstance(step, Take):
+        return f"take {step.value}"
+    if isinstance(step, Reload):
+        return f"reload {step.value} from {step.tensor.value}"
+    assert isinstance(step, Store)
     return f"store {step.tensor.value} {step.value}"
 
 
@@ -59,9 +70,25 @@ def lines(steps: Iterable[Step]) -> list[str]:
     return [line(step) for step in steps]
 
 
-def walk(one: Pass) -> tuple[list[str], list[str], list[str]]:
-    """What stands in front of the loop of a pass, in it, and after it."""
+def walk(one: Walk) -> tuple[list[str], list[str], list[str]]:
+    """What stands in front of the loop of a walk, in it, and after it."""
     return [*lines(one.before), *one.begin], [*lines(one.inside), *one.each], [*one.end, *lines(one.after)]
+
+
+def zeros(name: str) -> str:
+    return f"{name}_lanes = tl.zeros([BLOCK_N, BLOCK_SIZE], compute)"
+
+
+def across(name: str) -> str:
+    return f"{name} = tl.sum({name}_lanes, axis=1, keep_dims=True)"
+
+
+def flat(solved: Walks) -> list[str]:
+    """The lines of all walks in the order of the page, of sums their last line alone."""
+    found = lines(solved.hoisted)
+    for one in solved.walks:
+        found += [*lines(one.before), *lines(one.inside), *one.end, *lines(one.after)]
+    return found
 
 
 def test_parse() -> None:
@@ -108,40 +135,94 @@ def test_substitute_takes_whole_names_and_no_attributes() -> None:
     assert substitute("a", {}) == "a"
 
 
-def test_straight() -> None:
-    text = X_MEAN + "y = (x - mean) * gamma"
-    assert lines(straight(system(text))) == [
-        "load x",
-        "total = tl.sum(x, axis=1, keep_dims=True)",
-        "mean = _divide(total, width)",
-        "load gamma",  # as late as possible: after the reduction
-        "y = (x - mean) * gamma",
-        "store y y",
+def test_plus_takes_a_product_in_one_instruction() -> None:
+    assert plus("total", "a * b") == "tl.fma(a, b, total)"
+    assert plus("total", "(a + b) * c") == "tl.fma(a + b, c, total)"
+    assert plus("total", "a * b * c") == "tl.fma(a * b, c, total)"
+    assert plus("total[block]", "a") == "total[block] + a"
+    assert plus("total", "tl.abs(a * b)") == "total + tl.abs(a * b)"
+    # A quotient and a sum are rounded first: they are no one instruction.
+    assert plus("total", "a / b") == "total + a / b"
+
+
+def test_whole_rows() -> None:
+    first, second = whole_rows(system(X_MEAN + "y = (x - mean) * gamma")).walks
+    assert walk(first) == ([zeros("total")], ["load x", "total_lanes = total_lanes + x"], [across("total")])
+    assert (first.kept, first.sums) == (("x",), ("total",))
+    assert walk(second) == (
+        ["mean = _divide(total, width)"],
+        ["take x", "load gamma", "y = (x - mean) * gamma", "store y y"],  # gamma as late as possible: after the sum
+        [],
+    )
+    assert (second.kept, second.sums) == ((), ())
+
+
+def test_whole_rows_keep_what_a_later_walk_needs() -> None:
+    """What was computed, not what it was computed of; and from the walk that computed it, however far back."""
+    text = """
+    # told once
+    scaled = x * 2.0
+    total = tl.sum(scaled, axis=1, keep_dims=True)
+    centered = scaled - total
+    squares = tl.sum(centered * centered, axis=1, keep_dims=True)
+    y = centered * squares * scaled
+    """
+    first, second, third = whole_rows(system(text)).walks
+    assert walk(first)[1] == ["load x", "# told once scaled = x * 2.0", "total_lanes = total_lanes + scaled"]
+    assert first.kept == ("scaled",)
+    assert walk(second)[1] == [
+        "take scaled",
+        "centered = scaled - total",
+        "squares_lanes = tl.fma(centered, centered, squares_lanes)",
     ]
+    assert second.kept == ("centered",)
+    assert walk(third)[1] == ["take centered", "take scaled", "y = centered * squares * scaled", "store y y"]
+    assert third.kept == ()
+
+
+def test_whole_rows_keep_nothing_without_need() -> None:
+    [one] = whole_rows(system("y = x * gamma")).walks
+    assert (walk(one), one.kept) == (([], ["load x", "load gamma", "y = x * gamma", "store y y"], []), ())
+
+
+def test_row_values_are_made_once() -> None:
+    """They are numbers a row, which every later walk has."""
+    text = """
+    scale = first(x)
+    total = tl.sum(x * scale, axis=1, keep_dims=True)
+    y = x * scale * total
+    """
+    for solved in (whole_rows(system(text)), chunked(system(text))):
+        first, second = solved.walks
+        assert walk(first)[0] == ["load x_first", zeros("total")]
+        assert walk(second)[0] == []
 
 
 def test_aliases_are_propagated() -> None:
     text = "a = x\nb = a\nc = b * 2.0\nd = c\ny = d"
-    assert lines(straight(system(text))) == ["load x", "c = x * 2.0", "store y c"]
+    assert flat(whole_rows(system(text))) == ["load x", "c = x * 2.0", "store y c"]
 
 
 def test_what_is_not_needed_is_absent() -> None:
     text = "# unused\nunused = x * gamma\nwasted = tl.sum(unused, axis=1, keep_dims=True)\ny = x * 2.0"
-    assert lines(straight(system(text))) == ["load x", "y = x * 2.0", "store y y"]
+    for solve in (whole_rows, chunked, single):
+        [one] = solve(system(text)).walks
+        assert walk(one) == ([], ["load x", "y = x * 2.0", "store y y"], [])
 
 
 def test_a_loadable_tensor_overrides_its_equation() -> None:
     text = "total = tl.sum(x * x, axis=1, keep_dims=True)\nrstd = _divide(1.0, total)\ny = x * rstd"
-    assert "rstd = _divide(1.0, total)" in lines(straight(system(text)))
-    assert lines(straight(system(text, [X, RSTD]))) == ["load x", "load rstd", "y = x * rstd", "store y y"]
+    assert "rstd = _divide(1.0, total)" in flat(whole_rows(system(text)))
+    [one] = whole_rows(system(text, [X, RSTD])).walks
+    assert walk(one) == (["load rstd"], ["load x", "y = x * rstd", "store y y"], [])
 
 
 def test_a_later_equation_overrides_an_earlier_one() -> None:
     equations = [*parse("a = x * 2.0\ny = a"), *parse("a = x * 3.0")]
-    assert lines(straight(System.of(equations, [X], [Y]))) == ["load x", "a = x * 3.0", "store y a"]
+    assert flat(whole_rows(System.of(equations, [X], [Y]))) == ["load x", "a = x * 3.0", "store y a"]
 
 
-def test_reductions_of_one_level_stand_side_by_side() -> None:
+def test_sums_of_one_level_stand_side_by_side() -> None:
     text = """
     one = tl.sum(x, axis=1, keep_dims=True)
     scaled = x * gamma
@@ -150,37 +231,44 @@ def test_reductions_of_one_level_stand_side_by_side() -> None:
     three = tl.sum(centered, axis=1, keep_dims=True)
     y = centered * two * three
     """
-    assert lines(straight(system(text))) == [
-        "load x",
-        "load gamma",
-        "scaled = x * gamma",
-        "one = tl.sum(x, axis=1, keep_dims=True)",
-        "two = tl.sum(scaled, axis=1, keep_dims=True)",
-        "centered = x - one",
-        "three = tl.sum(centered, axis=1, keep_dims=True)",
-        "y = centered * two * three",
-        "store y y",
-    ]
+    first, second, third = whole_rows(system(text)).walks
+    assert walk(first) == (
+        [zeros("one"), zeros("two")],
+        [
+            "load x",
+            "load gamma",
+            "scaled = x * gamma",
+            "one_lanes = one_lanes + x",
+            "two_lanes = two_lanes + scaled",
+        ],
+        [across("one"), across("two")],
+    )
+    assert (first.kept, first.sums) == (("x",), ("one", "two"))
+    assert walk(second) == (
+        [zeros("three")],
+        ["take x", "centered = x - one", "three_lanes = three_lanes + centered"],
+        [across("three")],
+    )
+    assert walk(third) == ([], ["take centered", "y = centered * two * three", "store y y"], [])
 
 
-def test_a_store_follows_its_value() -> None:
+@pytest.mark.parametrize("solve", [whole_rows, chunked])
+def test_a_store_follows_its_value(solve: Callable[[System], Walks]) -> None:
     text = "summed = x * 2.0\nrstd = tl.sum(summed, axis=1, keep_dims=True)\ny = summed * rstd * gamma"
     stores = [Y, tensor("summed", role="output"), RSTD]
-    assert lines(straight(system(text, stores=stores))) == [
-        "load x",
-        "summed = x * 2.0",
-        "store summed summed",
-        "rstd = tl.sum(summed, axis=1, keep_dims=True)",
-        "store rstd rstd",
-        "load gamma",
-        "y = summed * rstd * gamma",
-        "store y y",
-    ]
+    first, second = solve(system(text, stores=stores)).walks
+    assert walk(first) == (
+        [zeros("rstd")],
+        ["load x", "summed = x * 2.0", "store summed summed", "rstd_lanes = rstd_lanes + summed"],
+        [across("rstd"), "store rstd rstd"],
+    )
+    again = "take summed" if solve is whole_rows else "reload summed from summed"
+    assert walk(second) == ([], [again, "load gamma", "y = summed * rstd * gamma", "store y y"], [])
 
 
 def test_one_value_in_two_tensors() -> None:
     stores = [Y, tensor("copy", role="output")]
-    assert lines(straight(system("y = x * 2.0\ncopy = y", stores=stores))) == [
+    assert flat(whole_rows(system("y = x * 2.0\ncopy = y", stores=stores))) == [
         "load x",
         "y = x * 2.0",
         "store y y",
@@ -190,7 +278,8 @@ def test_one_value_in_two_tensors() -> None:
 
 def test_first_of_a_load() -> None:
     text = "# less the first\nshift = first(x)\ny = x - shift"
-    assert lines(straight(system(text))) == ["load x", "load x_first", "# less the first y = x - x_first", "store y y"]
+    [one] = whole_rows(system(text)).walks
+    assert walk(one) == (["load x_first"], ["load x", "# less the first y = x - x_first", "store y y"], [])
 
 
 def test_first_goes_through_a_chain_of_equations() -> None:
@@ -202,23 +291,29 @@ def test_first_goes_through_a_chain_of_equations() -> None:
     shift = first(scaled)
     y = scaled - shift
     """
-    assert lines(straight(system(text, [X, residual]))) == [
-        "load x",
-        "load residual",
-        "# rounded summed = (x + residual).to(input_dtype)",
-        "scaled = summed * 2.0",
-        "load x_first",
-        "load residual_first",
-        "summed_first = (x_first + residual_first).to(input_dtype)",
-        "scaled_first = summed_first * 2.0",
-        "y = scaled - scaled_first",
-        "store y y",
-    ]
+    [one] = whole_rows(system(text, [X, residual])).walks
+    assert walk(one) == (
+        [
+            "load x_first",
+            "load residual_first",
+            "summed_first = (x_first + residual_first).to(input_dtype)",
+            "scaled_first = summed_first * 2.0",
+        ],
+        [
+            "load x",
+            "load residual",
+            "# rounded summed = (x + residual).to(input_dtype)",
+            "scaled = summed * 2.0",
+            "y = scaled - scaled_first",
+            "store y y",
+        ],
+        [],
+    )
 
 
 def test_first_that_nobody_needs_is_gone() -> None:
     text = X_MEAN + "other = y2 * 2.0\nshift = first(other)\nunused = x - shift\ny = x * 2.0\ny2 = gamma"
-    assert lines(straight(system(text))) == ["load x", "y = x * 2.0", "store y y"]
+    assert flat(whole_rows(system(text))) == ["load x", "y = x * 2.0", "store y y"]
 
 
 def test_first_of_a_reduction_is_refused() -> None:
@@ -227,30 +322,84 @@ def test_first_of_a_reduction_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["y = x * lost", "shift = first(lost)\ny = x - shift", "y = lost"])
-def test_an_undefined_name_is_named(text: str) -> None:
+@pytest.mark.parametrize("solve", [whole_rows, chunked, single])
+def test_an_undefined_name_is_named(text: str, solve: Callable[[System], Walks]) -> None:
     with pytest.raises(EquationError, match=r"^lost is neither an equation nor a tensor of this kernel$"):
-        straight(system(text))
+        solve(system(text))
 
 
 def test_a_store_without_a_value_is_named() -> None:
     with pytest.raises(EquationError, match=r"^y is neither an equation nor a tensor of this kernel$"):
-        straight(system("a = x"))
+        whole_rows(system("a = x"))
     with pytest.raises(EquationError, match=r"^dgamma is neither an equation nor a tensor of this kernel$"):
-        straight(system("y = x", stores=[DGAMMA]))
+        whole_rows(system("y = x", stores=[DGAMMA]))
 
 
-def test_persistent() -> None:
-    text = "gain = gamma + 1.0\ndx = dy * gain\ndgamma = dy * x\ndbeta = dy"
-    dy = tensor("dy")
-    stores = [tensor("dx", role="output"), DGAMMA, tensor("dbeta", "H", "output")]
-    hoisted, body = persistent(system(text, [dy, X, GAMMA], stores))
-    assert lines(hoisted) == ["load gamma", "gain = gamma + 1.0"]
-    assert lines(body) == ["load dy", "dx = dy * gain", "store dx dx", "load x", "dgamma += dy * x", "dbeta += dy"]
+DY = tensor("dy")
+BACKWARD = "gain = gamma + 1.0\ndx = dy * gain\ndgamma = dy * x\ndbeta = dy"
+GRADIENTS = [tensor("dx", role="output"), DGAMMA, tensor("dbeta", "H", "output")]
+
+
+def test_persistent_rows_hoist_what_they_share() -> None:
+    """In front of the loop over rows; what is only on the way to it is not kept."""
+    solved = whole_rows(system(BACKWARD, [DY, X, GAMMA], GRADIENTS), persistent=True)
+    assert (lines(solved.hoisted), solved.hoisted_kept) == (["load gamma", "gain = gamma + 1.0"], ("gain",))
+    [one] = solved.walks
+    assert walk(one) == (
+        [],
+        ["load dy", "take gain", "dx = dy * gain", "store dx dx", "load x", "dgamma += dy * x", "dbeta += dy"],
+        [],
+    )
+    assert one.kept == ()
+
+
+def test_rows_of_one_tile_hoist_nothing() -> None:
+    solved = whole_rows(system(BACKWARD, [DY, X, GAMMA], GRADIENTS))
+    assert (solved.hoisted, solved.hoisted_kept) == ((), ())
+    assert lines(solved.walks[0].inside)[:3] == ["load dy", "load gamma", "gain = gamma + 1.0"]
+
+
+def test_sums_over_rows_are_taken_in_the_earliest_walk() -> None:
+    """There they need no register longer than the values that the walk has anyway."""
+    text = """
+    dx_hat = dy * gamma
+    slope = tl.sum(dx_hat * x, axis=1, keep_dims=True)
+    dx = dx_hat - x * slope
+    dgamma = dy * x
+    dbeta = dy
+    late = dy * slope
+    """
+    stores = [*GRADIENTS, tensor("late", "H", "output")]
+    solved = whole_rows(system(text, [DY, X, GAMMA], stores), persistent=True)
+    first, second = solved.walks
+    assert (lines(solved.hoisted), solved.hoisted_kept) == (["load gamma"], ("gamma",))
+    assert walk(first) == (
+        [zeros("slope")],
+        [
+            "load dy",
+            "take gamma",
+            "dx_hat = dy * gamma",
+            "load x",
+            "dgamma += dy * x",
+            "dbeta += dy",
+            "slope_lanes = tl.fma(dx_hat, x, slope_lanes)",
+        ],
+        [across("slope")],
+    )
+    assert first.kept == ("dx_hat", "x", "dy")
+    assert walk(second)[1] == [
+        "take dx_hat",
+        "take x",
+        "dx = dx_hat - x * slope",
+        "store dx dx",
+        "take dy",
+        "late += dy * slope",
+    ]
 
 
 def test_a_summand_that_is_used_elsewhere_keeps_its_line() -> None:
     text = "dgamma = x * 2.0\ny = dgamma * 3.0"
-    assert lines(straight(system(text, stores=[Y, DGAMMA]))) == [
+    assert flat(whole_rows(system(text, stores=[Y, DGAMMA]))) == [
         "load x",
         "dgamma = x * 2.0",
         "y = dgamma * 3.0",
@@ -259,7 +408,49 @@ def test_a_summand_that_is_used_elsewhere_keeps_its_line() -> None:
     ]
 
 
-def test_chunked_takes_a_pass_more_than_there_are_dependent_sums() -> None:
+def test_single_takes_a_row_sum_in_one_line() -> None:
+    """What a program does with its block of columns, for every row: no loop, so nothing before or in one."""
+    text = "gain = gamma + 1.0\ndx_hat = dy * gain\nslope = tl.sum(dx_hat * x, axis=1, keep_dims=True)"
+    slope = tensor("slope", "N", "scratch")
+    solved = single(system(text, [DY, X, GAMMA], [slope]))
+    assert (lines(solved.hoisted), solved.hoisted_kept) == (["load gamma", "gain = gamma + 1.0"], ())
+    [one] = solved.walks
+    assert walk(one) == (
+        [],
+        ["load dy", "dx_hat = dy * gain", "load x"],
+        ["slope = tl.sum(dx_hat * x, axis=1, keep_dims=True)", "store slope slope"],
+    )
+    assert (one.begin, one.each, one.kept) == ((), (), ())
+
+
+def test_single_with_its_sums_given_is_one_walk() -> None:
+    text = """
+    dx_hat = dy * gamma
+    slope = tl.sum(dx_hat * x, axis=1, keep_dims=True)
+    dslope = _divide(slope, width)
+    dx = dx_hat - x * dslope
+    dgamma = dy * x
+    dbeta = dy
+    """
+    solved = single(system(text, [DY, X, GAMMA, tensor("slope", "N", "scratch")], GRADIENTS))
+    assert lines(solved.hoisted) == ["load gamma"]
+    [one] = solved.walks
+    assert walk(one) == (
+        ["load slope", "dslope = _divide(slope, width)"],
+        [
+            "load dy",
+            "dx_hat = dy * gamma",
+            "load x",
+            "dx = dx_hat - x * dslope",
+            "store dx dx",
+            "dgamma += dy * x",
+            "dbeta += dy",
+        ],
+        [],
+    )
+
+
+def test_chunked_takes_a_walk_more_than_there_are_dependent_sums() -> None:
     first, second, third = chunked(
         system(
             "# told once\nscaled = x * 2.0\n"
@@ -268,21 +459,21 @@ def test_chunked_takes_a_pass_more_than_there_are_dependent_sums() -> None:
             "rstd = _divide(1.0, squares)\ny = centered * rstd * gamma",
             stores=[Y, RSTD],
         )
-    )
-    zeros = "tl.zeros([BLOCK_N, BLOCK_SIZE], compute)"
+    ).walks
     assert walk(first) == (
-        [f"total_lanes = {zeros}"],
-        ["load x", "# told once scaled = x * 2.0", "total_lanes += scaled"],
-        ["total = tl.sum(total_lanes, axis=1, keep_dims=True)"],
+        [zeros("total")],
+        ["load x", "# told once scaled = x * 2.0", "total_lanes = total_lanes + scaled"],
+        [across("total")],
     )
     assert walk(second) == (
-        ["mean = _divide(total, width)", f"squares_lanes = {zeros}"],
-        ["load x", "scaled = x * 2.0", "centered = scaled - mean", "squares_lanes += centered * centered"],
+        ["mean = _divide(total, width)", zeros("squares")],
         [
-            "squares = tl.sum(squares_lanes, axis=1, keep_dims=True)",
-            "rstd = _divide(1.0, squares)",
-            "store rstd rstd",
+            "load x",
+            "scaled = x * 2.0",
+            "centered = scaled - mean",
+            "squares_lanes = tl.fma(centered, centered, squares_lanes)",
         ],
+        [across("squares"), "rstd = _divide(1.0, squares)", "store rstd rstd"],
     )
     assert walk(third) == (
         [],
@@ -296,29 +487,58 @@ def test_chunked_takes_a_pass_more_than_there_are_dependent_sums() -> None:
         ],
         [],
     )
+    assert [one.kept for one in (first, second, third)] == [(), (), ()]
+    assert [one.sums for one in (first, second, third)] == [("total",), ("squares",), ()]
 
 
-def test_chunked_without_a_sum_is_one_pass() -> None:
-    [one] = chunked(system("y = x * gamma"))
+def test_chunked_without_a_sum_is_one_walk() -> None:
+    [one] = chunked(system("y = x * gamma")).walks
     assert walk(one) == ([], ["load x", "load gamma", "y = x * gamma", "store y y"], [])
 
 
-def test_chunked_takes_independent_sums_in_one_pass() -> None:
+def test_chunked_takes_independent_sums_in_one_walk() -> None:
     text = """
     one = tl.sum(x, axis=1, keep_dims=True)
     two = tl.sum(x * x, axis=1, keep_dims=True)
     y = x * one * two
     """
-    first, second = map(walk, chunked(system(text)))
-    assert first[1] == ["load x", "one_lanes += x", "two_lanes += x * x"]
+    first, second = map(walk, chunked(system(text)).walks)
+    assert first[1] == ["load x", "one_lanes = one_lanes + x", "two_lanes = tl.fma(x, x, two_lanes)"]
     assert second == ([], ["load x", "y = x * one * two", "store y y"], [])
 
 
-def test_chunked_stores_as_soon_as_the_value_exists() -> None:
-    text = "summed = x * 2.0\ntotal = tl.sum(summed, axis=1, keep_dims=True)\ny = summed * total"
-    first, second = map(walk, chunked(system(text, stores=[Y, tensor("summed", role="output")])))
-    assert "store summed summed" in first[1]
-    assert "store summed summed" not in second[1]
+def test_chunked_reads_back_what_it_stored() -> None:
+    """In the place of all that the value was made of, in every later walk, and not in the walk that stored it."""
+    residual = tensor("residual")
+    text = """
+    summed = (x + residual).to(input_dtype)
+    total = tl.sum(summed, axis=1, keep_dims=True)
+    centered = summed - total
+    squares = tl.sum(centered * centered, axis=1, keep_dims=True)
+    y = centered * squares
+    """
+    first, second, third = chunked(system(text, [X, residual], [Y, tensor("summed", role="output")])).walks
+    assert lines(first.inside) == [
+        "load x",
+        "load residual",
+        "summed = (x + residual).to(input_dtype)",
+        "store summed summed",
+    ]
+    assert lines(second.inside) == ["reload summed from summed", "centered = summed - total"]
+    assert lines(third.inside) == [
+        "reload summed from summed",
+        "centered = summed - total",
+        "y = centered * squares",
+        "store y y",
+    ]
+
+
+def test_chunked_makes_again_what_was_stored_rounded() -> None:
+    """Where the tensor holds another value than the one that is normalised, it is no source of it."""
+    text = "summed = x + gamma\ntotal = tl.sum(summed, axis=1, keep_dims=True)\ny = summed * total"
+    rounded = replace(tensor("summed", role="output"), faithful=False)
+    _, second = chunked(system(text, stores=[Y, rounded])).walks
+    assert lines(second.inside) == ["load x", "load gamma", "summed = x + gamma", "y = summed * total", "store y y"]
 
 
 FOLD = """
@@ -339,8 +559,8 @@ def test_fold() -> None:
     assert (fold.targets, fold.uses, fold.end) == (("mean", "squares"), ("x", "gamma"), ())
     assert parse_fold("\n  \n") is None
     text = X_MEAN + SQUARES + "y = x * squares + mean"
-    first, second = map(walk, chunked(system(text, folds=[fold])))
-    assert first == (
+    first, second = chunked(system(text, folds=[fold])).walks
+    assert walk(first) == (
         ["mean = tl.zeros([BLOCK_N, 1], compute)", "squares = tl.zeros([BLOCK_N, 1], compute)"],
         [
             "load x",
@@ -352,13 +572,14 @@ def test_fold() -> None:
         ],
         [],
     )
-    assert second == ([], ["load x", "y = x * squares + mean", "store y y"], [])
+    assert first.sums == ("mean", "squares")
+    assert walk(second) == ([], ["load x", "y = x * squares + mean", "store y y"], [])
 
 
 def test_a_fold_is_cut_to_what_is_wanted() -> None:
     fold = parse_fold(FOLD)
     assert fold is not None
-    first, _ = map(walk, chunked(system(X_MEAN + SQUARES + "y = x * mean", folds=[fold])))
+    first, _ = map(walk, chunked(system(X_MEAN + SQUARES + "y = x * mean", folds=[fold])).walks)
     assert first == (
         ["mean = tl.zeros([BLOCK_N, 1], compute)"],
         ["load x", "load gamma", "# merge", "delta = x - mean", "mean += delta * gamma"],
@@ -370,5 +591,45 @@ def test_a_loaded_statistic_needs_no_fold() -> None:
     fold = parse_fold(FOLD)
     assert fold is not None
     mean, squares = tensor("mean", "N", "statistic"), tensor("squares", "N", "statistic")
-    [one] = chunked(system("y = x * squares + mean", [X, mean, squares], folds=[fold]))
+    [one] = chunked(system("y = x * squares + mean", [X, mean, squares], folds=[fold])).walks
     assert walk(one) == (["load squares", "load mean"], ["load x", "y = x * squares + mean", "store y y"], [])
+
+
+def hints(solved: Walks) -> list[list[str]]:
+    """Walk by walk, the lines in the loop that have an eviction policy, and it."""
+    return [
+        [f"{line(step)}: {hint}" for step in one.inside if (hint := solved.eviction(number, step))]
+        for number, one in enumerate(solved.walks)
+    ]
+
+
+def test_eviction() -> None:
+    """A cache keeps what a later walk reads again and what all rows read, and lets go of what was read for the last."""
+    solved = chunked(system(X_MEAN + SQUARES + "y = centered * squares * gamma"))
+    assert hints(solved) == [
+        ["load x: evict_last"],
+        ["load x: evict_last"],
+        ["load x: evict_first", "load gamma: evict_last", "store y y: evict_first"],
+    ]
+
+
+def test_eviction_of_what_is_read_back() -> None:
+    """It is the stored sum that later walks read: what it was made of leaves no trace, nor does its store."""
+    text = """
+    summed = x * 2.0
+    mean = tl.sum(summed, axis=1, keep_dims=True)
+    centered = summed - mean
+    squares = tl.sum(centered * centered, axis=1, keep_dims=True)
+    y = centered * squares
+    """
+    assert hints(chunked(system(text, stores=[Y, tensor("summed", role="output")]))) == [
+        [],
+        ["reload summed from summed: evict_last"],
+        ["reload summed from summed: evict_first", "store y y: evict_first"],
+    ]
+
+
+def test_eviction_matters_not_where_all_is_read_once() -> None:
+    assert hints(chunked(system("y = x * gamma"))) == [[]]
+    [one] = chunked(system("y = x * gamma")).walks
+    assert [line(step) for step in one.inside] == ["load x", "load gamma", "y = x * gamma", "store y y"]

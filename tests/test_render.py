@@ -23,6 +23,7 @@ from normgen.plan import Plan, plan
 from normgen.render import environment, explain, explain_data, render, solve, stage_text, templates
 from normgen.spec import RESERVED_NAMES
 from normgen.stages.base import Stage
+from normgen.target import LADDERS, WIDEST, Chunk, Ladders, Slab, Tile
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = {path.stem: plan(load(path.read_bytes(), path.name)) for path in sorted((ROOT / "specs").glob("*.yaml"))}
@@ -54,7 +55,7 @@ def kernels_in(tree: ast.Module) -> list[ast.FunctionDef]:
         node
         for node in tree.body
         if isinstance(node, ast.FunctionDef)
-        and [ast.unparse(one) for one in node.decorator_list] == ["triton.jit"]
+        and any(ast.unparse(one).startswith("triton.jit") for one in node.decorator_list)
         and not node.name.startswith("_")
     ]
 
@@ -86,16 +87,22 @@ def test_stages_and_their_templates() -> None:
 
 
 def test_strategies_decide_nothing() -> None:
+    """What a strategy asks is about memory and loops: what kind of step it has, what a tensor extends over."""
     files = sorted((templates() / "strategies").glob("*.jinja"))
     used = {kernel.strategy for one in PLANS.values() for kernel in solve(one).all}
     assert {path.stem for path in files} == used
     for path in files:
         tree = environment().parse(path.read_text())
-        assert [macro.name for macro in tree.find_all(nodes.Macro)] == ["kernel"], path.name
-        assert not list(tree.find_all(nodes.CondExpr)), path.name
-        tests = [condition.test for condition in tree.find_all(nodes.If)]
-        # Whether there is a loop is a matter of loops; whether there is a feature is not.
-        assert {name.name for test in tests for name in test.find_all(nodes.Name)} <= {"pass"}, path.name
+        macros = [macro.name for macro in tree.find_all(nodes.Macro)]
+        assert macros[0] == "kernel", path.name
+        filters = [loop.test for loop in tree.find_all(nodes.For) if loop.test]
+        tests = [condition.test for condition in tree.find_all((nodes.If, nodes.CondExpr))]
+        names = {name.name for test in tests + filters for name in test.find_all(nodes.Name)}
+        assert names <= {"kernel", "carried", "step", "tensor", "lines", "index", *macros}, path.name
+        asked = {one.attr for test in tests + filters for one in test.find_all(nodes.Getattr)}
+        assert asked <= {"words", "sums", "lines", "hoisted", "kind", "tensor", "dims"}, path.name
+        constants = {one.value for test in tests + filters for one in test.find_all(nodes.Const)}
+        assert constants <= {"Load", "Store", "Accumulate", "NH", "H"}, path.name
 
 
 @pytest.mark.parametrize("stage", Stage.__subclasses__())
@@ -158,13 +165,21 @@ def test_forward_only() -> None:
     assert "f_backward" not in text
 
 
+# Compile-time arguments: sizes, and which half of an exchange a launch does.
+SIZES = {"BLOCK_N", "BLOCKS", "BLOCK_SIZE", "STAGES", "SLAB_SIZE", "SLABS", "ALIGNMENT", "H"}
+HALVES = {"POST", "FINISH"}
+
+
 @shipped
 def test_compile_time_arguments_are_no_flags(name: str) -> None:
     for kernel in kernels_in(module_of(name)):
         constants = {a.arg for a in kernel.args.args if a.annotation and ast.unparse(a.annotation) == "tl.constexpr"}
-        assert {"BLOCK_N", "BLOCK_SIZE"} <= constants
-        assert constants <= {"BLOCK_N", "BLOCK_SIZE", "ALIGNMENT", "H", "input_dtype", "output_dtype"}
-        conditions = [ast.unparse(node.test) for node in ast.walk(kernel) if isinstance(node, ast.If)]
+        assert "BLOCK_SIZE" in constants
+        assert "BLOCK_N" in constants or "BLOCK_N: tl.constexpr = 1" in ast.unparse(kernel)
+        halves = HALVES if kernel.name.endswith("_slabs") else set()
+        assert halves <= constants <= SIZES | halves | {"input_dtype", "output_dtype"}
+        conditions = {ast.unparse(node.test) for node in ast.walk(kernel) if isinstance(node, ast.If)}
+        conditions -= halves | ({"tile >= program + 2 * programs"} if halves else set())
         assert all(re.fullmatch(r"d\w+_ptr is not None", condition) for condition in conditions)
         assert not any(isinstance(node, ast.While) for node in ast.walk(kernel))
 
@@ -177,7 +192,9 @@ def address(call: ast.Call) -> str:
 
 
 def mask_of(call: ast.Call) -> str:
-    return next((ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "mask"), "no mask")
+    """The mask of a load or store; of a number that several programs have, one of them stores it."""
+    [mask] = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "mask"]
+    return mask.replace("(row < N) & col_mask", "mask").removesuffix(" & (slab == 0)")
 
 
 def wanted_mask(where: str) -> str:
@@ -197,19 +214,69 @@ def test_loads_and_stores_are_masked(name: str) -> None:
         for load_ in loads:
             [other] = [ast.unparse(keyword.value) for keyword in load_.keywords if keyword.arg == "other"]
             assert other == ("1.0" if address(load_).startswith("gamma_ptr") else "0.0")
-        source = ast.unparse(kernel)
-        definitions = {"mask = row_mask & col_mask", "row_mask = row < N", "col_mask = col < H"}
-        assert definitions <= {line.strip() for line in source.splitlines()}
+        made = {target: set(values(kernel, target)) for target in ("mask", "row_mask", "col, col_mask")}
+        assert made["mask"] <= {"row_mask & col_mask"}
+        assert made["row_mask"] <= ROW_MASKS[strategy_of(name, kernel)]
+        assert made["col, col_mask"]
+        # The last argument says that all columns exist: of this block, or of all that begin at a multiple of its size.
+        for columns in made["col, col_mask"]:
+            whole = "(block + 1) * BLOCK_SIZE <= H" if "block *" in columns else "H % BLOCK_SIZE == 0"
+            starts = ("block * BLOCK_SIZE", "start", "slab * BLOCK_SIZE", "tl.program_id(0) * BLOCK_SIZE")
+            assert columns in [f"_columns({start}, BLOCK_SIZE, H, {whole})" for start in starts]
+        assert not values(kernel, "col_mask")
+        assert not values(kernel, "col")
+
+
+# Chunks have a program for each row, which therefore exists. Before the first row of a program there is none to post.
+ROW_MASKS = {
+    "tile": {"row < N"},
+    "persistent": {"row < N"},
+    "chunked": {"tl.full([BLOCK_N, 1], True, tl.int1)"},
+    "slabs": {"row < N", "(row >= program) & (row < N)"},
+    "sum_partials": set(),
+}
+
+
+def strategy_of(name: str, function: ast.FunctionDef) -> str:
+    return next(kernel.strategy for kernel in solve(PLANS[name]).all if kernel.name == function.name)
+
+
+def values(kernel: ast.FunctionDef, target: str) -> list[str]:
+    """What is assigned to `target`, line by line."""
+    made = [node for node in ast.walk(kernel) if isinstance(node, ast.Assign)]
+    return [ast.unparse(node.value) for node in made if ast.unparse(node.targets[0]).strip("()") == target]
+
+
+@shipped
+def test_columns_beyond_a_row_are_masked(name: str) -> None:
+    [columns] = [n for n in module_of(name).body if isinstance(n, ast.FunctionDef) and n.name == "_columns"]
+    assert [ast.unparse(line) for line in columns.body] == [
+        "col = start + tl.arange(0, BLOCK_SIZE)[None, :]",
+        "if FULL:\n    col_mask = tl.full([1, BLOCK_SIZE], True, tl.int1)\nelse:\n    col_mask = col < H",
+        "return (col, col_mask)",
+    ]
 
 
 @shipped
 def test_loads_are_cast_at_once(name: str) -> None:
+    """Before anything is computed: a slab carries raw values from row to row, and casts them where it takes them."""
     for kernel in kernels_in(module_of(name)):
+        if strategy_of(name, kernel) == "sum_partials":  # what it loads was stored in the dtype of the computation
+            continue
         cast = {ast.unparse(call.func.value) for call in ast.walk(kernel) if cast_to_compute(call)}
+        names = {
+            ast.unparse(node.value): ast.unparse(node.targets[0])
+            for node in ast.walk(kernel)
+            if isinstance(node, ast.Assign)
+        }
         for call in calls(kernel, "tl.load"):
+            text = ast.unparse(call)
             # Statistics are kept in the dtype of the computation.
-            assert ast.unparse(call) in cast or address(call) in ("mean_ptr + row", "rstd_ptr + row")
-        first = ast.unparse(kernel.args.args[0])
+            if text in cast or address(call) in ("mean_ptr + row", "rstd_ptr + row"):
+                continue
+            value, _, state = names[text].rpartition("_")
+            assert f"{value}_{ {'loaded': 'posted', 'raw': 'raw'}[state] }" in cast, text
+        first = ast.unparse(kernel.args.args[0]).removesuffix(": tl.constexpr")
         definition = f"compute: tl.constexpr = tl.float64 if {first}.dtype.element_ty == tl.float64 else tl.float32"
         assert definition in ast.unparse(kernel)
 
@@ -225,30 +292,85 @@ def cast_to_compute(node: ast.AST) -> bool:
 
 @shipped
 def test_addresses(name: str) -> None:
-    """Parameters are addressed by column alone; a row is a 64-bit number times a stride that is an argument."""
+    """Parameters are addressed by column alone; a row is a 64-bit number times a stride that is an argument.
+
+    What is stored is contiguous: its stride is H.
+    """
+    solved = {kernel.name: kernel for kernel in solve(PLANS[name]).all}
+    assert solved.keys() == {kernel.name for kernel in kernels_in(module_of(name))}
     for kernel in kernels_in(module_of(name)):
+        plan_of_it = solved[kernel.name]
         arguments = {argument.arg for argument in kernel.args.args}
         for call in (*calls(kernel, "tl.load"), *calls(kernel, "tl.store")):
             if re.match(r"(gamma|beta)_ptr", address(call)):
                 assert address(call) in ("gamma_ptr + col", "beta_ptr + col")
+        sums = {ast.unparse(n) for n in ast.walk(kernel) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add)}
+        for tensor in plan_of_it.strided:
+            assert f"{tensor.pointer} + row * {tensor.stride}" in sums
+            assert tensor.stride in arguments
+        for tensor in plan_of_it.stores:
+            if tensor.dims == "NH":
+                assert f"{tensor.pointer} + row * H" in sums
         products = [ast.unparse(n) for n in ast.walk(kernel) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult)]
-        strides = [product.removeprefix("row * ") for product in products if product.startswith("row * ")]
+        strides = {product.removeprefix("row * ") for product in products if product.startswith("row * ")}
+        words = {str(len(plan_of_it.words)), f"{len(plan_of_it.words)} * SLABS", "SLABS"} if plan_of_it.words else set()
         assert strides
-        assert all(re.fullmatch(r"\w+_stride", stride) and stride in arguments for stride in strides)
-        rows = [n.value for n in ast.walk(kernel) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "row"]
-        assert all(".to(tl.int64)" in ast.unparse(row) for row in rows)
+        assert strides <= {tensor.stride for tensor in plan_of_it.strided} | {"H"} | words
+        rows = values(kernel, "row")
+        assert rows
+        if plan_of_it.strategy != "sum_partials":  # a few hundred rows
+            assert all(".to(tl.int64)" in row for row in rows)
+
+
+def ladders_of(name: str) -> dict[str, tuple[tuple[int | None, ...], ...]]:
+    """The launch parameters that a module holds, by name."""
+    made = [node for node in module_of(name).body if isinstance(node, ast.Assign)]
+    found = {ast.unparse(node.targets[0]): node.value for node in made}
+    ladders = ("_FORWARD_TILES", "_CHUNKS", "_BACKWARD_TILES", "_SLABS")
+    return {name: ast.literal_eval(found[name]) for name in ladders if name in found} | {
+        name: (ast.literal_eval(found[name]),) for name in ("_STATISTICS", "_COLUMNS") if name in found
+    }
 
 
 @shipped
 def test_blocks_are_powers_of_two(name: str) -> None:
+    ladders = ladders_of(name)
+    sizes = {
+        rung[1] for ladder, rungs in ladders.items() if ladder not in ("_STATISTICS", "_COLUMNS") for rung in rungs
+    }
+    sizes |= {rung[0] for rung in ladders.get("_STATISTICS", ())}
+    sizes |= {size for rung in ladders.get("_COLUMNS", ()) for size in rung[:2]}
+    assert sizes
+    assert all(size is not None and size & (size - 1) == 0 for size in sizes)
     text = ast.unparse(module_of(name))
-    sizes = [int(size) for size in re.findall(r"^_CHUNK = \((\d+), ", text, re.MULTILINE)]
-    for rows, columns in re.findall(r"^_COLUMNS = \((\d+), (\d+), ", text, re.MULTILINE):
-        sizes += [int(rows), int(columns)]
-    assert all(size & (size - 1) == 0 for size in sizes)
-    assert sizes or "BLOCK_SIZE = 1 << (H - 1).bit_length()" in text
-    found = set(re.findall(r"BLOCK_SIZE = (?!BLOCK_SIZE)([^,\n]+)", text))
-    assert found <= {"1 << (H - 1).bit_length()"}
+    found = set(re.findall(r"^ *BLOCK_SIZE = (.+)$", text, re.MULTILINE))
+    assert found <= {"min(columns, 1 << (H - 1).bit_length())", "columns * 2 // max(2, dy.itemsize)"}
+    if "_FORWARD_TILES" in ladders:
+        assert "return (1 << rows.bit_length() - 1, BLOCKS, BLOCK_SIZE, *launch)" in text
+
+
+@shipped
+def test_ladders_lead_upwards(name: str) -> None:
+    for ladder, rungs in ladders_of(name).items():
+        if ladder in ("_STATISTICS", "_COLUMNS"):
+            continue
+        widest = [rung[0] for rung in rungs]
+        assert None not in widest[:-1]
+        assert widest[:-1] == sorted(set(widest[:-1]))
+        assert widest[-1] is None or widest == sorted(set(widest))
+    for _, columns, slab, *_ in ladders_of(name).get("_CHUNKS", ()) if PLANS[name].spec.strategy != "welford" else ():
+        assert slab is None or slab % columns == 0  # a chunk does not reach into the slab of another program
+
+
+@shipped
+def test_every_width_is_served(name: str) -> None:
+    """The ladders have no gap: whole rows to some width, and from there on chunks and slabs, or a refusal."""
+    one, ladders = PLANS[name], ladders_of(name)
+    pairs = [("_FORWARD_TILES", "_CHUNKS"), ("_BACKWARD_TILES", "_SLABS")][: 2 if one.backward else 1]
+    for tiles, wide in pairs:
+        widest = [rung[0] for rung in (*ladders.get(tiles, ()), *ladders.get(wide, ()))]
+        limit = max(one.spec.widths) if one.spec.widths else one.width_limit
+        assert widest[-1] is None if limit is None else max(w for w in widest if w) >= limit
 
 
 @shipped
@@ -386,6 +508,23 @@ def test_reserved_names_are_those_that_would_be_shadowed() -> None:
 # Explanations.
 
 
+@pytest.fixture
+def few_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ladders of their own, so that what is said of them is the same after the next search for better ones."""
+    tiles = [
+        Tile(widest=256, columns=256, elements=1024, warps=1, programs=1),
+        Tile(widest=2048, columns=2048, elements=2048, warps=2, programs=1),
+    ]
+    chunks = [
+        Chunk(widest=16384, columns=4096, slab=WIDEST, warps=16),
+        Chunk(widest=WIDEST, columns=4096, slab=16384, warps=16),
+    ]
+    slabs = [Slab(widest=WIDEST, columns=4096, warps=4, programs=2)]
+    ladders = Ladders(forward=tiles, chunks=chunks, backward=tiles, slabs=slabs)
+    monkeypatch.setattr("normgen.spec.LADDERS", dict.fromkeys(LADDERS, ladders))
+
+
+@pytest.mark.usefixtures("few_rungs")
 def test_explain_forward_only() -> None:
     assert (
         explain(plan_of(FORWARD_ONLY))
@@ -426,6 +565,7 @@ strategy: welford
 """
 
 
+@pytest.mark.usefixtures("few_rungs")
 def test_explain_chunked() -> None:
     assert (
         explain(plan_of(CHUNKED))
@@ -449,13 +589,15 @@ tensors
 kernels
   c_forward_chunked: Results, each row in chunks.
   c_statistics: Row statistics that forward did not save.
-  c_backward_chunked: Row gradients, each row in chunks.
-  c_backward_columns: Parameter gradients, a block of columns a program.
-  c_sum_partials: Second step of a sum over rows.
+  c_backward_slabs: Gradients, a slab of columns a program; those that share a row exchange their sums.
+  c_sum_partials: Second step of the sums over rows.
 
 why
-  - forward: rows are walked in chunks at every width, as strategy: welford asks
-  - backward: rows are walked in chunks at every width, as strategy: welford asks
+  - forward: no whole rows at any width, as strategy: welford asks
+  - forward: to H = 16384, chunks read again from the cache
+  - forward: wider rows, chunks read again from the cache
+  - backward: no whole rows at any width, as strategy: welford asks
+  - backward: all rows, a row is shared by programs of 4096 columns each
   - backward reads x and residual again: the sum that was normalised is not stored as such
   - backward computes rstd again: not in save
 
@@ -463,6 +605,21 @@ instead
   No torch.nn module computes this in one pass. torch.compile can fuse the plain formula; generate this one where the \
 rounding points must be exactly these, in eager mode and in a graph."""
     )
+
+
+def test_explain_rows_that_share_a_tile() -> None:
+    """Said of a rung if the narrowest row that it serves leaves room for a second one."""
+    one = plan_of("name: r\nnorm: layer\neps: {value: 1e-5}\n")
+    below = 0
+    for tile in one.spec.ladders.forward:
+        shared = "rows share a tile" if tile.rows(below + 1) > 1 else "one row a tile"
+        assert sum(reason.startswith(f"forward: to H = {tile.widest}, {shared} (") for reason in one.reasons) == 1
+        below = tile.widest
+    assert Tile(widest=256, columns=256, elements=1024, warps=1).rows(256) == 4
+    assert Tile(widest=256, columns=256, elements=1024, warps=1).rows(3) == 256
+    assert Tile(widest=5632, columns=1024, elements=5120, warps=4).rows(4097) == 1
+    assert Tile(widest=5632, columns=1024, elements=5120, warps=4).rows(1500) == 2
+    assert Tile(widest=5632, columns=1024, elements=7168, warps=8).rows(1500) == 2
 
 
 @shipped

@@ -43,8 +43,6 @@ class Space:
     """Those that the module has."""
     shares: bool
     """Whether programs may share a row in the chunked kernel."""
-    persistent: bool
-    """Whether the backward grid is persistent: there are sums over rows."""
     itemsize: int
     row_bytes: int
     """Of a column of all rows that the backward kernel loads."""
@@ -70,13 +68,11 @@ class Space:
         rows = 1 << (max(1, elements // row).bit_length() - 1)
         if ladder == "forward":
             return rows, block, warps
-        if not self.persistent:
-            return rows, block, warps, 1, 1
         return rows, block, warps, min(stages, self.stages(rows * row, programs)), programs
 
     def stages(self, elements: int, programs: int) -> int:
         """The most stages for which tiles on their way have room in shared memory."""
-        return 1 + (self.shared_memory // max(1, programs) - 2048) // (elements * self.row_bytes)
+        return max(1, 1 + (self.shared_memory // max(1, programs) - 12288) // (elements * self.row_bytes))
 
     def rung(self, ladder: str, launch: Launch, width: int) -> Rung:
         """The rung that serves rows up to `width`, and launches that at `width`. Raises ValidationError if none may."""
@@ -95,7 +91,7 @@ class Space:
         """A rung without its width as the module's ladder spells it; None: all of the row."""
         names = {
             "forward": ("columns", "elements", "warps"),
-            "backward": ("columns", "elements", "warps", *(("stages", "programs") if self.persistent else ())),
+            "backward": ("columns", "elements", "warps", "stages", "programs"),
             "chunks": ("columns", "slab", "warps", "programs") if self.shares else ("columns", "warps"),
             "slabs": ("columns", "warps", "programs"),
         }[ladder]
@@ -140,9 +136,6 @@ class Space:
 
     def _backward(self, width: int) -> Iterator[Launch]:
         for rows, columns, warps, elements in self._tiles(width, min(MOST, THREAD_REGISTERS // self.held)):
-            if not self.persistent:
-                yield rows, columns, warps, 1, 1
-                continue
             for programs in (1, 2, 3, 4, 6, 8):
                 # Fewer than 4 warps a multiprocessor cannot keep its memory busy.
                 if programs * warps < 4 or programs * elements * self.held > REGISTERS:
@@ -219,7 +212,6 @@ def space(spec: Spec, kernels: Kernels, dtype: str, **gpu: Any) -> Space:
     return Space(
         ladders=tuple(name for name, kernel in ladders.items() if kernel),
         shares=bool(kernels.forward_chunked and kernels.forward_chunked.words),
-        persistent=bool(kernels.sum_partials),
         itemsize=itemsize,
         row_bytes=sum(map(size, backward.strided)) if backward else 0,
         held=2 + len(shared) + len(backward.sums) if backward else 2,
