@@ -115,27 +115,34 @@ def _direction(
     limit = ladder[-1].widest if ladder else 0
     if single_block:
         limit, wide = single_block_limit(spec.ladders, spec.grad), ()
-    served = [(_narrowest(spec, below, min(rung.widest, limit)), rung) for below, rung in _steps(ladder, 0)]
-    tiles = tuple(rung for narrowest, rung in served if narrowest)
-    rest = tuple(rung for below, rung in _steps(wide, limit) if _narrowest(spec, below, rung.widest))
-    for narrowest, tile in served:
-        if not narrowest:
-            continue
-        shared = "rows share a tile" if tile.rows(narrowest) > 1 else "one row a tile"
-        shape = f"{tile.elements} elements, {tile.warps} warp{'s' * (tile.warps > 1)}"
-        reasons.append(f"{name}: to H = {tile.widest}, {shared} ({shape})")
-    wider = "wider rows" if limit or len(rest) > 1 else "all rows"
+        # Rows that chunks serve faster are held by the largest tile.
+        ladder = [*ladder[:-1], *(rung.model_copy(update={"widest": limit}) for rung in ladder[-1:])]
+    tiles = tuple(rung for below, rung in _steps(ladder, 0) if _serves(spec, below, min(rung.widest, limit)))
+    rest = tuple(rung for below, rung in _steps(wide, limit) if _serves(spec, below, rung.widest))
+    if tiles:
+        sizes = sorted({tile.elements for tile in tiles})
+        size = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
+        reasons.append(f"{name}: to H = {tiles[-1].widest}, whole rows in registers, in tiles of {size} elements")
+    ways: list[tuple[str, int]] = []
     for rung in rest:
-        width = f"to H = {rung.widest}" if rung.widest < WIDEST else wider
-        if isinstance(rung, Slab):
-            reasons.append(f"{name}: {width}, a row is shared by programs of {rung.columns} columns each")
-        elif rung.slab < WIDEST:
-            reasons.append(f"{name}: {width}, chunks read again from the cache, a program every {rung.slab} columns")
-        else:
-            reasons.append(f"{name}: {width}, chunks read again from the cache")
+        way = _wide(rung)
+        if ways and ways[-1][0] == way:  # the rungs differ in size only
+            ways.pop()
+        ways.append((way, rung.widest))
+    for way, widest in ways:
+        beyond = "wider rows" if tiles or len(ways) > 1 else "all rows"
+        reasons.append(f"{name}: {f'to H = {widest}' if widest < WIDEST else beyond}, {way}")
     if single_block and spec.widths is None and name == "forward":
         reasons.append(f"{name}: wider rows than {limit} are refused at run time, as strategy: single_block asks")
     return Direction(tiles, rest)
+
+
+def _wide(rung: Chunk | Slab) -> str:
+    """How rows that no tile holds are served."""
+    if isinstance(rung, Slab):
+        return f"a row is shared by programs of {rung.columns} columns each"
+    shared = f", a program every {rung.slab} columns" if rung.slab < WIDEST else ""
+    return f"chunks read again from the cache{shared}"
 
 
 def _steps(ladder: Sequence[Rung], below: int) -> Iterator[tuple[int, Rung]]:
@@ -145,10 +152,8 @@ def _steps(ladder: Sequence[Rung], below: int) -> Iterator[tuple[int, Rung]]:
         below = max(below, rung.widest)
 
 
-def _narrowest(spec: Spec, below: int, widest: int) -> int | None:
-    """The narrowest row that a rung serves; None where there is none."""
-    widths = (below + 1,) if spec.widths is None else sorted(spec.widths)
-    return next((width for width in widths if below < width <= widest), None)
+def _serves(spec: Spec, below: int, widest: int) -> bool:
+    return below < widest if spec.widths is None else any(below < width <= widest for width in spec.widths)
 
 
 def _memory_reasons(spec: Spec) -> list[str]:

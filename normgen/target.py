@@ -173,12 +173,6 @@ class Tile(Model):
         _fit(max(-(-self.widest // block) * block, self.elements), self.warps, self.programs)
         return self
 
-    def rows(self, width: int) -> int:
-        """How many rows of that width are in a tile, as `_tile` of the generated module has it."""
-        block = min(self.columns, 1 << (width - 1).bit_length())
-        rows = max(1, self.elements // (-(-width // block) * block))
-        return 1 << (rows.bit_length() - 1)
-
 
 class Chunk(Model):
     """Rows read again for each walk, in chunks of `columns`; every `slab` columns have a program of their own."""
@@ -312,10 +306,11 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (96, 32, 2048, 2),
             (256, 128, 2048, 1),
             (512, 256, 2048, 2),
+            (768, 1024, 2048, 1),
             (1024, 1024, 2048, 4),
             (2048, 2048, 2048, 2),
             (4096, 4096, 4096, 4),
-            (8192, 8192, 8192, 8),
+            (7168, 8192, 8192, 8),
         ),
         chunks=_chunks(
             (24576, 8192, WIDEST, 16, 3),
@@ -427,7 +422,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (5120, 1024, 5120, 4, 4, 2),
             (8192, 8192, 8192, 8, 4, 1),
         ),
-        slabs=_slabs((65536, 2048, 2, 4), (WIDEST, 4096, 4, 2)),
+        slabs=_slabs((WIDEST, 2048, 4, 3)),
     ),
 }
 
@@ -446,6 +441,6 @@ STATISTICS = Chunk(widest=WIDEST, columns=4096, slab=WIDEST, warps=16)
 
 
 def single_block_limit(ladders: Ladders, grad: bool) -> int:
-    """The widest row that one program can hold, in every direction that is emitted; 0 where there are no tiles."""
+    """The widest row that the largest tile can hold, in every direction that is emitted; 0 where there are no tiles."""
     directions = (ladders.forward, ladders.backward) if grad else (ladders.forward,)
-    return min(tiles[-1].widest if tiles else 0 for tiles in directions)
+    return min(tiles[-1].elements if tiles else 0 for tiles in directions)
