@@ -11,7 +11,7 @@ OLDEST_TESTS = each_strategy or gradcheck or bad_rows or operator or compiled
 # Rows are small: threads of one process only get in the way of the other's.
 export OMP_NUM_THREADS = 1
 
-.PHONY: build test lint golden clean
+.PHONY: build test compile lint golden clean
 
 build: .venv/ready
 	$(BIN)/normgen build specs/rmsnorm_residual.yaml
@@ -22,6 +22,11 @@ test: .venv/ready $(OLDEST) lint
 	$(BIN)/python -m pytest -n 2
 	@echo "values, gradients and tracing of every shipped spec again, with the oldest Triton"
 	PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -n 2 generated/tests -k "$(OLDEST_TESTS)"
+
+# Every kernel of every shipped spec, for all targets and dtypes. A ladder has a dozen rungs, each a kernel of its own:
+# a dozen times the minutes that `make test` gives to a sample of them. After a change of ladders or templates.
+compile: .venv/ready
+	NORMGEN_COMPILE=all $(BIN)/python -m pytest -n 2 tests/test_compile.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -207,6 +207,9 @@ def launches(call: Call, target: str) -> list[Launch]:
         for name, answer in answers.items():
             if hasattr(module, name):
                 stack.enter_context(mock.patch.object(module, name, lambda *_, answer=answer: answer))
+        # AMD's warps are twice as wide, and launchers ask torch whether it was built for them.
+        hip = None if target.startswith("cuda:") else torch.version.hip or "0"
+        stack.enter_context(mock.patch.object(torch.version, "hip", hip))
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):  # what was remembered may have been of another target
                 value.cache_clear()

@@ -14,7 +14,7 @@ import pytest
 
 from normgen.assembly import access_bits, amd_usage
 from normgen.cli import main
-from normgen.target import TARGETS
+from normgen.target import LADDERS, TARGETS, Tile
 
 ROOT = Path(__file__).parents[1]
 SPEC = """\
@@ -34,6 +34,11 @@ def _specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("fixed.yaml").write_text(FIXED)
 
 
+def tile(width: int) -> Tile:
+    """What the specs of this file are launched with, forward."""
+    return next(rung for rung in LADDERS["rms", False].forward if width <= rung.widest)
+
+
 def python(*argv: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: the other tests import Triton to interpret."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
@@ -49,7 +54,9 @@ def test_json() -> None:
     registers, shared = one.pop("registers"), one.pop("shared")
     assert 16 <= registers <= 255
     assert 0 <= shared <= 1024
-    occupancy, limit = TARGETS["cuda:90"].occupancy(registers, shared, 1)
+    rung = tile(256)
+    columns = min(rung.columns, 256)
+    occupancy, limit = TARGETS["cuda:90"].occupancy(registers, shared, rung.warps)
     assert one == {
         "spec": "fixed.yaml",
         "kernel": "fixed_forward",
@@ -57,8 +64,14 @@ def test_json() -> None:
         "width": 256,
         "dtype": "bfloat16",
         "weight_dtype": "float32",
-        "constants": {"H": 256, "ALIGNMENT": 16, "BLOCK_N": 4, "BLOCK_SIZE": 256},
-        "num_warps": 1,
+        "constants": {
+            "H": 256,
+            "ALIGNMENT": 16,
+            "BLOCK_N": rung.elements // 256,
+            "BLOCKS": 256 // columns,
+            "BLOCK_SIZE": columns,
+        },
+        "num_warps": rung.warps,
         "num_stages": 3,
         "spills": 0,
         "load_bits": 128,
@@ -79,7 +92,8 @@ def test_text_and_processes() -> None:
     assert title == "narrow.yaml: x float32, weight float32; cuda:80"
     assert head.split()[:8] == ["kernel", "width", "warps", "stages", "registers", "spills", "shared", "load_bits"]
     cells = [row.split() for row in rows]
-    assert [row[:4] for row in cells] == [["narrow_forward", width, "1", "3"] for width in [*widths, "100"]]
+    warps = {width: str(tile(int(width)).warps) for width in (*widths, "100")}
+    assert [row[:4] for row in cells] == [["narrow_forward", width, warps[width], "3"] for width in warps]
     assert {(row[5], row[7]) for row in cells} == {("0", "128")}
     end = head.index("load_bits") + len("load_bits")
     assert {line[end - 4 : end + 1] for line in rows} == {" 128 "}
@@ -87,7 +101,7 @@ def test_text_and_processes() -> None:
 
 CALLED = """
 import sys
-import normgen.inspect, normgen.plan
+import normgen.inspect
 from normgen.cli import main
 
 compile_, compiled = normgen.inspect._compile, []
@@ -116,8 +130,10 @@ def test_equal_kernels_are_compiled_once() -> None:
 def test_spills_are_a_finding() -> None:
     """Rows of 8192 in the registers of one warp cannot be held."""
     change = """
-from dataclasses import replace
-normgen.plan.FORWARD_LADDER = (replace(normgen.plan.FORWARD_LADDER[-1], widest=16384, elements=8192, warps=1),)
+from normgen.target import LADDERS
+ladders = LADDERS["rms", False]
+wide = ladders.forward[-1].model_copy(update={"widest": 16384, "columns": 8192, "elements": 8192, "warps": 1})
+LADDERS["rms", False] = ladders.model_copy(update={"forward": [wide]})  # unasked by the rules of the models
 """
     command = ["inspect", "narrow.yaml", "--target", "cuda:90", "--width", "8192", "--format", "json"]
     done = python("-c", CALLED.format(change=change), *command)
@@ -255,6 +271,36 @@ def test_accesses_to_columns() -> None:
         "\t.loc\t1 107 5\n\tbuffer_load_dwordx4 v[0:3], v0, s[0:3], 0 offen\n\tglobal_load_dwordx2 v[0:1], v0, s[0:1]\n"
     )
     assert access_bits(KERNEL, 100, amd, {"x_ptr"}, ()) == {"x_ptr": 64}
+
+
+HELPED = dedent("""\
+    @triton.jit
+    def kernel(x_ptr, y_ptr, stride, WIDTH: tl.constexpr):
+        row = tl.program_id(0)
+        rows = x_ptr + row * stride
+        first = tl.load(rows)
+        for start in tl.range(0, stride, WIDTH):
+            col, mask = columns(start, WIDTH)
+            x = tl.load(rows + col, mask=mask)
+            tl.store(y_ptr + row * stride + col, x - first, mask=mask)
+""")
+HELPER = "def columns(start, WIDTH):\n    col = start + tl.arange(0, WIDTH)[None, :]\n    return col, col < 8\n"
+
+
+def test_columns_from_a_helper() -> None:
+    """Lines 107 and 108 of the kernel access columns that a function returned, with their mask."""
+    text = (
+        "\t.loc\t1 104 5\n\tld.global.b16 %rs1, [ %rd1 + 0 ];\n"
+        "\t.loc\t1 107 5\n\tld.global.v2.b32 {%r1, %r2}, [ %rd1 + 0 ];\n"
+        "\t.loc\t1 108 5\n\tst.global.v4.b32 [ %rd1 + 0 ], {%r1, %r2, %r3, %r4};\n"
+    )
+    names = {"x_ptr", "y_ptr"}
+    assert access_bits(HELPED, 100, text, names, names, {"columns": HELPER}) == {"x_ptr": 64, "y_ptr": 128}
+    assert access_bits(HELPED, 100, "", names, names, {"columns": HELPER}) == {"x_ptr": 0, "y_ptr": 0}
+    # What returns no columns, or is not called, spreads nothing.
+    assert access_bits(HELPED, 100, text, names, names, {"columns": "def columns(a, b):\n    return a, b\n"}) == {}
+    assert access_bits(HELPED, 100, text, names, names, {"other": HELPER}) == {}
+    assert access_bits(HELPED, 100, text, names, names) == {}
 
 
 def test_usage_of_amd() -> None:
