@@ -549,7 +549,7 @@ kernels
   f_forward: Results, a tile of whole rows a program.
 
 why
-  - forward: to H = 2048, rows share a tile (2048 elements, 2 warps)
+  - forward: to H = 2048, whole rows in registers, in tiles of 2048 elements
   - grad: false, so there is no backward pass
 
 instead
@@ -599,8 +599,7 @@ kernels
 
 why
   - forward: no whole rows at any width, as strategy: welford asks
-  - forward: to H = 16384, chunks read again from the cache
-  - forward: wider rows, chunks read again from the cache
+  - forward: all rows, chunks read again from the cache
   - backward: no whole rows at any width, as strategy: welford asks
   - backward: all rows, a row is shared by programs of 4096 columns each
   - backward reads x and residual again: the sum that was normalised is not stored as such
@@ -612,19 +611,20 @@ rounding points must be exactly these, in eager mode and in a graph."""
     )
 
 
-def test_explain_rows_that_share_a_tile() -> None:
-    """Said of a rung if the narrowest row that it serves leaves room for a second one."""
-    one = plan_of("name: r\nnorm: layer\neps: {value: 1e-5}\n")
-    below = 0
-    for tile in one.spec.ladders.forward:
-        shared = "rows share a tile" if tile.rows(below + 1) > 1 else "one row a tile"
-        assert sum(reason.startswith(f"forward: to H = {tile.widest}, {shared} (") for reason in one.reasons) == 1
-        below = tile.widest
-    assert Tile(widest=256, columns=256, elements=1024, warps=1).rows(256) == 4
-    assert Tile(widest=256, columns=256, elements=1024, warps=1).rows(3) == 256
-    assert Tile(widest=5632, columns=1024, elements=5120, warps=4).rows(4097) == 1
-    assert Tile(widest=5632, columns=1024, elements=5120, warps=4).rows(1500) == 2
-    assert Tile(widest=5632, columns=1024, elements=7168, warps=8).rows(1500) == 2
+def test_explain_ways_and_not_rungs() -> None:
+    """Rungs that differ in size only are one line, with the widest row of the last."""
+    one = plan_of("name: r\nnorm: rms\neps: {value: 1e-5}\n")
+    ladders = one.spec.ladders
+    sizes = [tile.elements for tile in ladders.forward]
+    shared = [rung for rung in ladders.chunks if rung.slab < WIDEST]
+    alone = [rung for rung in ladders.chunks if rung not in shared]
+    assert len(sizes) > 1 and len(alone) > 1 and len(shared) == 1
+    size = f"{min(sizes)} to {max(sizes)} elements"
+    assert [reason for reason in one.reasons if reason.startswith("forward")] == [
+        f"forward: to H = {ladders.forward[-1].widest}, whole rows in registers, in tiles of {size}",
+        f"forward: to H = {alone[-1].widest}, chunks read again from the cache",
+        f"forward: wider rows, chunks read again from the cache, a program every {shared[0].slab} columns",
+    ]
 
 
 @shipped
