@@ -23,8 +23,8 @@ test: .venv/ready $(OLDEST) lint
 	@echo "values, gradients and tracing of every shipped spec again, with the oldest Triton"
 	PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -n 2 generated/tests -k "$(OLDEST_TESTS)"
 
-# Every kernel of every shipped spec, for all targets and dtypes. A ladder has a dozen rungs, each a kernel of its own:
-# a dozen times the minutes that `make test` gives to a sample of them. After a change of ladders or templates.
+# Every kernel of every shipped spec, for all targets and dtypes. A ladder has a dozen rungs, each a kernel of its own,
+# so that a case takes minutes: `make test` gives them to one case and a sample. After a change of ladders or templates.
 compile: .venv/ready
 	NORMGEN_COMPILE=all $(BIN)/python -m pytest -n 2 tests/test_compile.py
 
