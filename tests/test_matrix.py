@@ -49,7 +49,7 @@ STAGES: dict[str, list[Any]] = {
     "grad": [False, True],
 }
 OTHERS: dict[str, list[Any]] = {
-    "hidden": ["dynamic", 40, [24, 17000]],
+    "hidden": ["dynamic", 40, [24, 8200]],
     "strategy": ["auto", "single_block", "welford"],
     "input": [["float16", "bfloat16", "float32"], ["float16", "bfloat16"], ["bfloat16"], ["float32"]],
     "weight": [["same", "float32"], ["same"], ["float32"], ["bfloat16"]],
@@ -255,12 +255,13 @@ def with_others(row: Row) -> Row:
     return row
 
 
-GROUPS = 24
+GROUPS = 48
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
-def test_all_combinations_of_stages(group: int) -> None:
-    """Each of them rendered, with one choice of the keys that only decide on loops and dtypes."""
+# Every other group, always the same ones: the rest differ from these in one key.
+@pytest.mark.parametrize("group", range(0, GROUPS, 2))
+def test_combinations_of_stages(group: int) -> None:
+    """Half of all, each rendered with one choice of the keys that only decide on loops and dtypes."""
     rows = list(itertools.islice(combinations_of_stages(), group, None, GROUPS))
     assert rows
     for row in rows:
@@ -326,7 +327,7 @@ def assert_passes(row: Row, selected: list[str], folder: Path) -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"pair_{ROWS.index(row)}")
 def test_generated_test_of_a_pair_passes(row: Row, tmp_path: Path) -> None:
     # Dynamic widths are run where they are committed; wide rows backward have a test below.
-    widths = [] if row["hidden"] == "dynamic" else ["test_forward", "test_backward and not 17000"]
+    widths = [] if row["hidden"] == "dynamic" else ["test_forward", "test_backward and not 8200"]
     assert_passes(row, SELECTED + widths, tmp_path)
 
 
