@@ -41,21 +41,28 @@ def nvidia_usage(cubin: bytes, cuobjdump: Path) -> tuple[int, int]:
 
 
 def access_bits(
-    source: str, first: int, text: str, loaded: Iterable[str], stored: Iterable[str], helpers: Mapping[str, str] = {}
+    source: str,
+    first: int,
+    text: str,
+    loaded: Iterable[str],
+    stored: Iterable[str],
+    helpers: Mapping[str, str] = {},
+    constants: Mapping[str, object] = {},
 ) -> dict[str, int]:
     """Width of the narrowest access to the rows of each argument, in bits; 0 where no instruction was found.
 
     `source` is the kernel's Python text, which starts at line `first` of its file, and `text` the assembly (PTX or
     AMD's). `loaded` and `stored` are the names of its pointers to rows whose loads and stores count. An access to one
     element a row, such as the first, does not, and an argument that has no other is left out. `helpers` are the Triton
-    functions that the kernel may call, by name, as text: what one returns may be columns.
+    functions that the kernel may call, by name, as text: what one returns may be columns. What stands under an `if` of
+    one of the `constants` that is false is not compiled.
     """
     fewest: dict[int, int] = {}
     for number, moved in _instructions(text):
         fewest[number] = min(moved, fewest.get(number, moved))
     return {
         pointer: 8 * min((fewest[number] for number in lines if number in fewest), default=0)
-        for pointer, lines in _column_lines(source, first, set(loaded), set(stored), helpers).items()
+        for pointer, lines in _column_lines(source, first, set(loaded), set(stored), helpers, constants).items()
     }
 
 
@@ -80,7 +87,12 @@ def _instructions(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _column_lines(
-    source: str, first: int, loaded: set[str], stored: set[str], helpers: Mapping[str, str]
+    source: str,
+    first: int,
+    loaded: set[str],
+    stored: set[str],
+    helpers: Mapping[str, str],
+    constants: Mapping[str, object],
 ) -> dict[str, set[int]]:
     """Lines of the file that load or store a block of columns, for each pointer to rows that has such lines.
 
@@ -88,6 +100,9 @@ def _column_lines(
     columns from `[None, :]`.
     """
     tree = ast.parse(textwrap.dedent(source))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and not constants.get(node.test.id, True):
+            node.body = []
     pointers = {name: {name} for name in loaded | stored}
     columns: set[str] = set()
     spreading = {name for name, text in helpers.items() if "[None, :]" in text}

@@ -158,12 +158,13 @@ def _compile(launch: Launch, target: str) -> Usage:
         registers, spills = nvidia_usage(compiled.asm["cubin"], folder / "cuobjdump")
     lines, first = python_inspect.getsourcelines(function.fn)
     helpers = {name: found.src for name, found in function.__globals__.items() if isinstance(found, type(function))}
+    constants = {name: launch.constants.get((index,), True) for index, name in enumerate(function.arg_names)}
     return Usage(
         registers=registers,
         spills=spills,
         shared=compiled.metadata.shared,
         # A program stores one row of partial sums, by as many threads as it has: few elements each, however written.
-        accesses=access_bits("".join(lines), first, text, launch.rows, launch.batch, helpers),
+        accesses=access_bits("".join(lines), first, text, launch.rows, launch.batch, helpers, constants),
         warps=compiled.metadata.num_warps,
     )
 
