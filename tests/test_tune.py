@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import os
 import re
 import zlib
 from collections.abc import Callable
@@ -13,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported
 
 from normgen.cli import main
 from normgen.errors import SpecError
