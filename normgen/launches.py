@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 from normgen.errors import Fault, SpecError, ToolError
+from normgen.modules import imported
 from normgen.plan import Direction, Plan, plan
 from normgen.render import render, sentence
 from normgen.spec import Spec
@@ -175,16 +175,9 @@ def _written(made: Plan, source: str) -> str:
     return str(path)
 
 
-@cache
 def module_at(path: str) -> ModuleType:
     """The module in that file, imported."""
-    name = f"normgen_inspected_{Path(path).parent.name}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return imported(f"normgen_inspected_{Path(path).parent.name}", Path(path))
 
 
 def launches(call: Call, target: str) -> list[Launch]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import importlib
 import importlib.util
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 
 from normgen.bench.cases import Sizes, dtype_of, weight_dtype
 from normgen.kernels import Kernels
+from normgen.modules import imported
 from normgen.plan import Plan, plan
 from normgen.render import render, solve
 from normgen.spec import Spec
@@ -103,15 +103,11 @@ def _folder() -> Path:
 def load_module(made: Plan) -> Any:
     """The module generated from a plan, imported; one for each spec in a process."""
     name = f"normgen_bench_{made.spec.name}_{made.spec.digest[:8]}"
-    if name not in sys.modules:
-        path = _folder() / f"{name}.py"
+    path = _folder() / f"{name}.py"
+    if not path.exists():
         # The same text as in generated/: an operator may be registered twice in a process by equal modules only.
         path.write_text(render(made, f"specs/{made.spec.name}.yaml")[f"{made.spec.name}.py"])
-        module_spec = importlib.util.spec_from_file_location(name, path)
-        assert module_spec is not None and module_spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(module_spec)
-        module_spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    return imported(name, path)
 
 
 def make_case(made: Plan, sizes: Sizes, device: str = "cuda") -> Case:

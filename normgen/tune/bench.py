@@ -5,8 +5,6 @@ torch and triton are imported here when a bench is made, and nowhere else in nor
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from normgen.modules import imported
 from normgen.plan import plan
 from normgen.render import solve
 from normgen.spec import Spec
@@ -64,7 +63,7 @@ class Bench:
         self.dtype, self.elements, self.device = dtype, elements, device
         weights = spec.dtypes.weight
         self.dtypes = {"input": dtype, "weight": dtype if "same" in weights else weights[0], "compute": "float32"}
-        self.module = _load(path)
+        self.module: Any = imported(f"normgen_tuned.{path.stem}", path)
         self.timer = timer or self._median
         gpu = {}
         if device == "cuda":
@@ -220,17 +219,6 @@ def _listed(results: Any) -> list[Any]:
 
 def _bytes(tensors: list[Any]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _load(path: Path) -> Any:
-    """The module at a path; one a process, since an operator exists once."""
-    name = f"normgen_tuned.{path.stem}"
-    if name not in sys.modules:
-        found = importlib.util.spec_from_file_location(name, path)
-        assert found and found.loader
-        sys.modules[name] = importlib.util.module_from_spec(found)
-        found.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
 
 
 def rows_checked(width: int, elements: int) -> int:
