@@ -21,8 +21,8 @@ from normgen.stages.base import Tensor
 
 # Names that a kernel has in scope; they are not values of the pipeline.
 SCOPE = frozenset(
-    "tl _divide _sqrt first H BLOCK_N BLOCK_SIZE start row col row_mask col_mask mask"
-    " compute epsilon width input_dtype output_dtype".split()
+    "tl _divide _sqrt _total first H BLOCK_N BLOCK_SIZE start row col row_mask col_mask mask"
+    " compute epsilon width share shares counts input_dtype output_dtype".split()
 )
 
 
@@ -171,6 +171,16 @@ class Walks:
     def steps(self) -> tuple[Step, ...]:
         return self.hoisted + tuple(step for walk in self.walks for step in walk.steps)
 
+    @property
+    def loads(self) -> tuple[Tensor, ...]:
+        """The tensors that are loaded, in that order."""
+        return tuple(dict.fromkeys(step.tensor for step in self.steps if isinstance(step, Load)))
+
+    @property
+    def stores(self) -> tuple[Tensor, ...]:
+        """The tensors that are stored, in that order."""
+        return tuple(step.tensor for step in self.steps if isinstance(step, Store))
+
     def eviction(self, number: int, step: Step) -> str:
         """What a cache should do with what a step of that walk reads or writes: keep what is read again, not the last.
 
@@ -231,11 +241,17 @@ def parse(text: str) -> list[Equation]:
 
 
 def parse_fold(text: str) -> Fold | None:
-    """The `begin:` and `each:` blocks of a stage's own way to take its reductions in chunks; None for no text."""
+    """A stage's own way to take its reductions in chunks: blocks `begin:` and `each:`; None for no text."""
+    blocks = parse_blocks(text, "begin", "each")
+    return blocks and Fold.of(*(filter(None, map(str.strip, block.splitlines())) for block in blocks))
+
+
+def parse_blocks(text: str, first: str, second: str) -> tuple[str, str] | None:
+    """The text of two named blocks, such as `begin:` and `each:`; None for no text."""
     if not text.strip():
         return None
-    begin, each = text.split("begin:")[1].split("each:")
-    return Fold.of(*(filter(None, map(str.strip, block.splitlines())) for block in (begin, each)))
+    one, other = text.split(f"{first}:")[1].split(f"{second}:")
+    return one, other
 
 
 @dataclass(frozen=True)
@@ -304,7 +320,8 @@ class System:
             if used:
                 comment = self.equations[used[0]].comment if target == self._first_user(used[0]) else ()
                 equations[target] = replace(equation.renamed(renames), comment=(*comment, *equation.comment))
-        return replace(self, equations=equations, firsts=frozenset(firsts))
+        stores = tuple((tensor, renames.get(value, value)) for tensor, value in self.stores)
+        return replace(self, equations=equations, firsts=frozenset(firsts), stores=stores)
 
     def _first_user(self, name: str) -> str:
         return next(target for target, equation in self.equations.items() if name in equation.uses)
@@ -395,8 +412,8 @@ def chunked(system: System) -> Walks:
 
 
 def single(system: System) -> Walks:
-    """The one walk of a program that owns a block of columns: what the rows share stands in front of their loop."""
-    return _walks(system, keep=False, hoist=True, loop=False)
+    """The lines of a program that owns a block of columns, so that it walks none: all that it made is at hand."""
+    return _walks(system, keep=True, hoist=False, loop=False)
 
 
 def _walks(system: System, keep: bool, hoist: bool, loop: bool = True) -> Walks:

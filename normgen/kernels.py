@@ -18,10 +18,12 @@ from normgen.equations import (
     Let,
     Load,
     Step,
+    Store,
     System,
     Walks,
     chunked,
     parse,
+    parse_blocks,
     parse_fold,
     single,
     whole_rows,
@@ -47,9 +49,41 @@ class Kernel:
     stores: tuple[Tensor, ...]
     lines: Walks = NO_LINES
     posted: Walks = NO_LINES
-    """In a kernel of slabs: the row sums over a slab. `lines` takes them, summed over all slabs, as loaded values."""
+    """In a kernel of slabs: the sums over a slab of each row. `lines` takes those of all slabs, as loaded values."""
     words: tuple[Tensor, ...] = ()
     """Row sums that the programs which share a row exchange."""
+    held: tuple[Tensor, ...] = ()
+    """In a kernel of slabs: the numbers of a row that both its steps take."""
+
+    @cached_property
+    def carried(self) -> tuple[Tensor, ...]:
+        """In a kernel of slabs: the rows that stay in registers until the sums of all slabs are there.
+
+        One tensor does; of more, and of sums over rows besides, registers would leave room for fewer programs, and
+        rows that were read a moment ago are still in a cache.
+        """
+        made = {*self.posted.loads, *self.posted.stores}
+        both = tuple(tensor for tensor in self.lines.loads if tensor.dims == "NH" and tensor in made)
+        return both if len(both) == 1 and not self.sums else ()
+
+    @cached_property
+    def read_again(self) -> tuple[Tensor, ...]:
+        """In a kernel of slabs: the rows that both its steps load."""
+        return tuple(t for t in self.posted.loads if t in self.lines.loads and t not in self.carried)
+
+    @cached_property
+    def at_once(self) -> tuple[Step, ...]:
+        """In a kernel of slabs: the steps to the rows that are stored with what is posted."""
+        steps = self.posted.walks[0].inside
+        wanted = {step.value for step in steps if isinstance(step, Store) and step.tensor.dims == "NH"}
+        found: list[Step] = []
+        for step in reversed(steps):
+            if isinstance(step, Let) and step.equation.target in wanted:
+                wanted |= {*step.equation.uses}
+            elif not (isinstance(step, (Load, Store)) and {step.tensor.value, getattr(step, "value", "")} & wanted):
+                continue
+            found.append(step)
+        return tuple(reversed(found))
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -100,6 +134,7 @@ class Kernels:
 
     forward: Kernel | None
     forward_chunked: Kernel | None
+    forward_slabs: Kernel | None
     statistics: Kernel | None
     backward: Kernel | None
     backward_slabs: Kernel | None
@@ -115,7 +150,7 @@ class Kernels:
 
     @property
     def rounds_forward(self) -> bool:
-        return any(kernel.dtypes for kernel in (self.forward, self.forward_chunked) if kernel)
+        return any(kernel.dtypes for kernel in (self.forward, self.forward_chunked, self.forward_slabs) if kernel)
 
     @property
     def rounds(self) -> bool:
@@ -123,15 +158,16 @@ class Kernels:
         return any(kernel.dtypes for kernel in self.all)
 
     @property
-    def exchanges(self) -> bool:
-        """Whether any kernel shares a row between programs."""
-        return any(kernel.words for kernel in self.all)
+    def exchanges(self) -> int:
+        """How many sums the programs that share a row exchange at most; 0 where none do."""
+        return max(len(kernel.words) for kernel in self.all)
 
     @property
     def all(self) -> tuple[Kernel, ...]:
         found = (
             self.forward,
             self.forward_chunked,
+            self.forward_slabs,
             self.statistics,
             self.backward,
             self.backward_slabs,
@@ -148,24 +184,85 @@ def kernels(plan: Plan, macro: Macro) -> Kernels:
     folds = [f for stage, x, y in plan.stages if welford and (f := parse_fold(macro(stage, "chunked", x, y)))]
     loads = plan.inputs + plan.parameters
     stores = plan.outputs + plan.statistics
-    forward = forward_chunked = None
-    if plan.forward.ladder:
+    forward = forward_chunked = forward_slabs = None
+    if plan.forward.tiles:
         lines = whole_rows(System.of(forward_equations, loads, stores))
         forward = _kernel(f"{name}_forward", "tile", "Results, a tile of whole rows a program.", loads, stores, lines)
-    if plan.forward.chunked:
+    if plan.forward.chunks:
         lines = chunked(System.of(forward_equations, loads, stores, folds))
         doc = "Results, each row in chunks."
         forward_chunked = _kernel(f"{name}_forward_chunked", "chunked", doc, loads, stores, lines)
-        forward_chunked = replace(forward_chunked, words=() if folds else _row_sums(lines))
-    nothing = Kernels(forward, forward_chunked, None, None, None, None, (), (), (), ())
+    if plan.forward.slabs:
+        forward_slabs = _forward_slabs(plan, macro, forward_equations)
+    nothing = Kernels(forward, forward_chunked, forward_slabs, None, None, None, None, (), (), (), ())
     return _with_backward(plan, macro, forward_equations, folds, nothing) if plan.backward else nothing
 
 
-def _row_sums(lines: Walks) -> tuple[Tensor, ...]:
-    """The row sums of a kernel, as tensors of one number a row."""
-    return tuple(
-        Tensor(name, "N", "scratch", "compute", name, "sum over a row") for walk in lines.walks for name in walk.sums
+def _forward_slabs(plan: Plan, macro: Macro, equations: list[Equation]) -> Kernel:
+    """The sum with a residual is stored when it is made; where it is what is normalised, the rest goes on from it."""
+    early = tuple(tensor for tensor in plan.outputs if tensor.value != "y")
+    faithful = {tensor.value: tensor for tensor in early if tensor.faithful}
+    known = plan.inputs + plan.parameters
+    return _slabs(
+        f"{plan.spec.name}_forward_slabs",
+        "Results, a slab of columns a program; those that share a row exchange their sums.",
+        equations,
+        [Equation(e.expression, e.target) for e in equations if e.target in faithful],
+        _blocks(plan, macro),
+        known,
+        (*known, *faithful.values()),
+        early,
+        tuple(tensor for tensor in plan.outputs if tensor not in early) + plan.statistics,
     )
+
+
+def _slabs(
+    name: str,
+    doc: str,
+    equations: list[Equation],
+    taken: list[Equation],
+    blocks: tuple[list[Equation], list[Equation]],
+    loads: tuple[Tensor, ...],
+    known: tuple[Tensor, ...],
+    early: tuple[Tensor, ...],
+    stores: tuple[Tensor, ...],
+) -> Kernel:
+    """A kernel of slabs. One step makes of `loads` what is stored `early`, and the sums over a slab of each row.
+
+    Another makes of `known`, and of the sums of all slabs, the other `stores`. `blocks` hold the equations of a stage
+    for the one step and for the other, `taken` those by which the other starts from what the one stored.
+    """
+    slab, row = blocks
+    mentioned = tuple(_word(use) for equation in row for use in equation.uses if use.endswith("_slabs"))
+    sums = _row_sums(chunked(System.of([*equations, *slab, *row], loads + mentioned, stores)))
+    lanes = tuple(_word(f"{tensor.value}_slabs") for tensor in sums)
+    totals = [Equation(tensor.value, f"_total({tensor.value}_slabs)") for tensor in sums]
+    firsts = tuple(_word(equation.target) for equation in equations if equation.expression.startswith("first("))
+    firsts = tuple(replace(tensor, role="scratch") for tensor in firsts)
+    lines = single(System.of([*equations, *taken, *totals, *row], known + lanes + firsts, stores))
+    if len(lines.walks) > 1:
+        raise EquationError(f"{name}: a row sum needs another; slabs take one exchange")
+    held = tuple(t for t in lines.loads if t.dims == "N" and t.role != "word")
+    posted = single(System.of([*equations, *slab], loads, early + sums + held))
+    kernel = _kernel(name, "slabs", doc, loads, early + stores, lines, posted)
+    return replace(kernel, words=sums, held=held)
+
+
+def _word(name: str) -> Tensor:
+    """A sum that programs exchange: one number a row."""
+    return Tensor(name, "N", "word", "compute", name, "sum over a row")
+
+
+def _row_sums(lines: Walks) -> tuple[Tensor, ...]:
+    """The row sums of a kernel, in the order in which they are complete."""
+    return tuple(_word(name) for walk in lines.walks for name in walk.sums)
+
+
+def _blocks(plan: Plan, macro: Macro) -> tuple[list[Equation], list[Equation]]:
+    """What the stages say of slabs: the equations of one slab, and those of the whole row."""
+    texts = [parse_blocks(macro(stage, "slabs", x, y), "slab", "row") for stage, x, y in plan.stages]
+    slab, row = ([e for text in texts if text for e in parse(text[number])] for number in (0, 1))
+    return slab, row
 
 
 def _equations(plan: Plan, macro: Macro, direction: str) -> list[Equation]:
@@ -194,20 +291,14 @@ def _with_backward(
     gradient_of += tuple(zip(plan.parameters, sums, strict=True))
 
     whole = slabs = statistics = None
-    if plan.backward.ladder:
+    if plan.backward.tiles:
         lines = whole_rows(System.of(equations, offered, row_gradients + sums), persistent=True)
         doc = "Gradients, a tile of whole rows a step" + ("; sums over rows stay in registers." if sums else ".")
         whole = _kernel(f"{name}_backward", "persistent", doc, offered, row_gradients + sums, lines)
-    if plan.backward.chunked:
+    if plan.backward.slabs:
         known = offered + plan.scratch
-        words = _row_sums(chunked(System.of(equations, known, row_gradients)))
-        posted = single(System.of(equations, known, words))
-        lines = single(System.of(equations, known + words, row_gradients + sums))
-        if len(posted.walks) > 1 or len(lines.walks) > 1:
-            raise EquationError("a row sum of backward needs another; slabs take one exchange")
         doc = "Gradients, a slab of columns a program; those that share a row exchange their sums."
-        slabs = _kernel(f"{name}_backward_slabs", "slabs", doc, known, row_gradients + sums, lines, posted)
-        slabs = replace(slabs, words=words)
+        slabs = _slabs(f"{name}_backward_slabs", doc, equations, [], ([], []), known, known, (), row_gradients + sums)
         if plan.scratch:
             sources = tuple(t for t in faithful + plan.inputs)
             lines = chunked(System.of(equations, sources, plan.scratch, folds))
@@ -262,7 +353,7 @@ def _kernel(
     posted: Walks = NO_LINES,
 ) -> Kernel:
     """A kernel whose loads are those that its lines turned out to use."""
-    used = {step.tensor for step in lines.steps + posted.steps if isinstance(step, Load)}
+    used = {*lines.loads, *posted.loads}
     return Kernel(
         name=name,
         strategy=strategy,

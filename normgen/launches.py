@@ -149,7 +149,7 @@ def _representative(made: Plan, direction: Direction, short: int) -> set[int]:
     if made.spec.widths is not None:
         return set(made.spec.widths)
     limit = made.width_limit or WIDEST
-    widest = [min(rung.widest, limit) for rung in (*direction.ladder, *direction.wide)]
+    widest = [min(rung.widest, limit) for rung in (*direction.tiles, *direction.wide)]
     if widest[-1] == WIDEST:
         widest[-1] = max(BEYOND, *(2 * width for width in widest[:-1]))
     return {width - short for width in widest}

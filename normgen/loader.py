@@ -173,7 +173,7 @@ def load(data: bytes, source: str, table: tuple[bytes, str] | None = None) -> Sp
     except SpecError as error:
         faults += error.faults
     try:
-        document = Document(*table, null_keys=("widest", "slab"), hint="`normgen tune` writes it, or remove it")
+        document = Document(*table, null_keys=("widest",), hint="`normgen tune` writes it, or remove it")
         found = _load(Table, document, "a table is a mapping of keys such as gpu, forward and chunks")
     except SpecError as error:
         faults += error.faults

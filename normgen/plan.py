@@ -11,19 +11,21 @@ from normgen.stages.base import Dtype, Stage, Tensor
 from normgen.stages.normalize import Normalize
 from normgen.target import WIDEST, Chunk, Slab, Table, Tile, single_block_limit
 
-Rung = TypeVar("Rung", Tile, Chunk | Slab)
+Rung = TypeVar("Rung", Tile, Chunk, Slab)
 
 
 @dataclass(frozen=True)
 class Direction:
     """How one direction (forward or backward) is launched: rungs for whole rows, and for rows wider than these."""
 
-    ladder: tuple[Tile, ...]
-    wide: tuple[Chunk | Slab, ...]
+    tiles: tuple[Tile, ...]
+    chunks: tuple[Chunk, ...]
+    slabs: tuple[Slab, ...]
 
     @property
-    def chunked(self) -> bool:
-        return bool(self.wide)
+    def wide(self) -> tuple[Chunk | Slab, ...]:
+        """The rungs of wider rows than tiles hold."""
+        return self.chunks + self.slabs
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,10 @@ def plan(spec: Spec) -> Plan:
     ladders, table = spec.ladders, spec.table if isinstance(spec, TunedSpec) else None
     if table:
         reasons.append(f"rungs are those that normgen tune found on {table.gpu}, {table.dtype}")
-    forward = _direction(spec, "forward", ladders.forward, ladders.chunks, reasons)
-    backward = _direction(spec, "backward", ladders.backward, ladders.slabs, reasons) if spec.grad else None
+    forward = _direction(spec, "forward", ladders.forward, ladders.chunks, ladders.forward_slabs, reasons)
+    backward = (
+        _direction(spec, "backward", ladders.backward, [], ladders.backward_slabs, reasons) if spec.grad else None
+    )
     return Plan(
         spec=spec,
         stages=tuple(zip(stages, names[:-1], names[1:], strict=True)),
@@ -103,28 +107,30 @@ def plan(spec: Spec) -> Plan:
 
 
 def _direction(
-    spec: Spec, name: str, ladder: Sequence[Tile], wide: Sequence[Chunk | Slab], reasons: list[str]
+    spec: Spec, name: str, ladder: Sequence[Tile], chunks: Sequence[Chunk], slabs: Sequence[Slab], reasons: list[str]
 ) -> Direction:
     """The parts of the ladders that the spec's widths and strategy use."""
     single_block = spec.strategy == "single_block"
     if spec.strategy == "welford":
         ladder = ()
-        # One program merges the chunks of a row: what it merges is more than sums, which several could exchange.
-        wide = tuple(rung.model_copy(update={"slab": WIDEST}) if isinstance(rung, Chunk) else rung for rung in wide)
         reasons.append(f"{name}: no whole rows at any width, as strategy: welford asks")
+        if chunks:  # one program merges the chunks of its row, however many
+            chunks, slabs = [*chunks[:-1], chunks[-1].model_copy(update={"widest": WIDEST})], ()
     limit = ladder[-1].widest if ladder else 0
     if single_block:
-        limit, wide = single_block_limit(spec.ladders, spec.grad), ()
+        limit, chunks, slabs = single_block_limit(spec.ladders, spec.grad), (), ()
         # Rows that chunks serve faster are held by the largest tile.
         ladder = [*ladder[:-1], *(rung.model_copy(update={"widest": limit}) for rung in ladder[-1:])]
     tiles = tuple(rung for below, rung in _steps(ladder, 0) if _serves(spec, below, min(rung.widest, limit)))
-    rest = tuple(rung for below, rung in _steps(wide, limit) if _serves(spec, below, rung.widest))
+    some = tuple(rung for below, rung in _steps(chunks, limit) if _serves(spec, below, rung.widest))
+    limit = max(limit, chunks[-1].widest) if chunks else limit
+    rest = tuple(rung for below, rung in _steps(slabs, limit) if _serves(spec, below, rung.widest))
     if tiles:
         sizes = sorted({tile.elements for tile in tiles})
         size = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
         reasons.append(f"{name}: to H = {tiles[-1].widest}, whole rows in registers, in tiles of {size} elements")
     ways: list[tuple[str, int]] = []
-    for rung in rest:
+    for rung in some + rest:
         way = _wide(rung)
         if ways and ways[-1][0] == way:  # the rungs differ in size only
             ways.pop()
@@ -134,15 +140,14 @@ def _direction(
         reasons.append(f"{name}: {f'to H = {widest}' if widest < WIDEST else beyond}, {way}")
     if single_block and spec.widths is None and name == "forward":
         reasons.append(f"{name}: wider rows than {limit} are refused at run time, as strategy: single_block asks")
-    return Direction(tiles, rest)
+    return Direction(tiles, some, rest)
 
 
 def _wide(rung: Chunk | Slab) -> str:
     """How rows that no tile holds are served."""
     if isinstance(rung, Slab):
         return f"a row is shared by programs of {rung.columns} columns each"
-    shared = f", a program every {rung.slab} columns" if rung.slab < WIDEST else ""
-    return f"chunks read again from the cache{shared}"
+    return "chunks read again from the cache"
 
 
 def _steps(ladder: Sequence[Rung], below: int) -> Iterator[tuple[int, Rung]]:

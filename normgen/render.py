@@ -43,6 +43,12 @@ def call(head: str, arguments: list[str], tail: str = ")", indent: int = 0) -> s
     return "\n".join([head, *(textwrap.indent(f"{argument},", "    ") for argument in arguments), tail])
 
 
+def assigned(name: str, expression: str, indent: int) -> str:
+    """`name = expression` as ruff formats it: in parentheses of its own lines where it does not fit one."""
+    line = f"{name} = {expression}"
+    return line if indent + len(line) <= WIDTH else f"{name} = (\n    {expression}\n)"
+
+
 def launch_arguments(kernel: Kernel, indent: int) -> list[str]:
     """What a kernel is launched with, apart from its tile: Python variables of the launcher, in order of the signature.
 
@@ -111,6 +117,7 @@ def environment() -> Environment:
     )
     env.globals.update(
         call=call,
+        assigned=assigned,
         launch_arguments=launch_arguments,
         title=title,
         dtype_words=dtype_words,

@@ -175,24 +175,20 @@ class Tile(Model):
 
 
 class Chunk(Model):
-    """Rows read again for each walk, in chunks of `columns`; every `slab` columns have a program of their own."""
+    """Rows read again for each walk, in chunks of `columns`."""
 
     widest: Widest = Field(description=_WIDEST)
     columns: int = Field(description="Columns a chunk, a power of two.")
-    slab: Widest = Field(description="Columns a program, a multiple of those of a chunk; null: all of the row.")
     warps: int = Field(description=_WARPS)
-    programs: int = Field(default=1, description=f"{_PROGRAMS[:-1]} where several share a row.")
+    programs: int = Field(default=1, description=f"{_PROGRAMS[:-1]}: what registers leave room for.")
     measured: Measured = Field(default_factory=list, description=_MEASURED)
 
-    _positives = field_validator("widest", "slab", "programs")(_positive)
+    _positives = field_validator("widest", "programs")(_positive)
     _powers = field_validator("columns")(_power_of_two)
     _warps = field_validator("warps")(_warps)
 
     @model_validator(mode="after")
     def _fits(self) -> Chunk:
-        if self.slab < WIDEST and self.slab % self.columns:
-            message = f"{self.slab} columns are no whole number of chunks of {self.columns}"
-            raise fault(f"{message}; write {-(-self.slab // self.columns) * self.columns}, or null", key="slab")
         _fit(self.columns, self.warps, self.programs)
         return self
 
@@ -225,11 +221,14 @@ class Ladders(Model):
     """Rungs by width, narrow to wide; what serves the widest rows takes all that are wider."""
 
     forward: list[Tile] = Field(description="Tiles of the forward kernel; [] where all rows go in chunks.")
-    chunks: list[Chunk] = Field(description="Chunks of the forward kernel, for wider rows; the last widest is null.")
+    chunks: list[Chunk] = Field(description="Chunks of the forward kernel, for wider rows; all of them with welford.")
+    forward_slabs: list[Slab] = Field(
+        description="Slabs of the forward kernel, for still wider rows; the last is null."
+    )
     backward: list[Tile] = Field(description="Tiles of the backward kernel; [] where all rows go in slabs.")
-    slabs: list[Slab] = Field(description="Slabs of the backward kernel, for wider rows; the last widest is null.")
+    backward_slabs: list[Slab] = Field(description="Slabs of the backward kernel, for wider rows; the last is null.")
 
-    @field_validator("forward", "chunks", "backward", "slabs")
+    @field_validator("forward", "chunks", "forward_slabs", "backward", "backward_slabs")
     @classmethod
     def _ascending(cls, rungs: list[Any]) -> list[Any]:
         for index, (narrow, wide) in enumerate(pairwise(rungs), 1):
@@ -238,7 +237,16 @@ class Ladders(Model):
                 raise fault(f"{message}; write more, or leave this one out", key=(index, "widest"))
         return rungs
 
-    @field_validator("chunks", "slabs")
+    @field_validator("chunks")
+    @classmethod
+    def _some(cls, rungs: Sequence[Rung]) -> Sequence[Rung]:
+        if not rungs:
+            raise fault(
+                "the list is empty; strategy welford takes its chunks from here, so one rung at least is needed"
+            )
+        return rungs
+
+    @field_validator("forward_slabs", "backward_slabs")
     @classmethod
     def _endless(cls, rungs: Sequence[Rung]) -> Sequence[Rung]:
         if not rungs:
@@ -286,7 +294,7 @@ def _tiles(*rungs: tuple[int, ...]) -> list[Tile]:
 
 
 def _chunks(*rungs: tuple[int, ...]) -> list[Chunk]:
-    names = ("widest", "columns", "slab", "warps", "programs")
+    names = ("widest", "columns", "warps", "programs")
     return [Chunk.model_validate(dict(zip(names, rung, strict=True))) for rung in rungs]
 
 
@@ -313,11 +321,11 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (7168, 8192, 8192, 8),
         ),
         chunks=_chunks(
-            (24576, 8192, WIDEST, 16, 3),
-            (32768, 8192, WIDEST, 32, 2),
-            (131072, 16384, WIDEST, 32, 1),
-            (WIDEST, 8192, 65536, 32, 1),
+            (24576, 8192, 16, 3),
+            (32768, 8192, 32, 2),
+            (65536, 16384, 32, 1),
         ),
+        forward_slabs=_slabs((WIDEST, 4096, 4, 7)),
         backward=_tiles(
             (96, 32, 4096, 4, 3, 2),
             (128, 64, 8192, 8, 3, 1),
@@ -333,8 +341,9 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (5120, 1024, 5120, 4, 4, 1),
             (6144, 2048, 6144, 4, 4, 1),
             (8192, 8192, 8192, 8, 3, 1),
+            (12288, 4096, 12288, 16, 3, 1),
         ),
-        slabs=_slabs((WIDEST, 8192, 16, 1)),
+        backward_slabs=_slabs((65536, 1024, 1, 16), (WIDEST, 4096, 4, 4)),
     ),
     ("rms", True): Ladders(
         forward=_tiles(
@@ -344,7 +353,8 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (4096, 4096, 4096, 4),
             (8192, 8192, 8192, 8),
         ),
-        chunks=_chunks((WIDEST, 16384, WIDEST, 32, 1)),
+        chunks=_chunks((65536, 16384, 32, 1)),
+        forward_slabs=_slabs((WIDEST, 8192, 16, 2)),
         backward=_tiles(
             (256, 128, 8192, 8, 3, 1),
             (512, 512, 4096, 4, 3, 2),
@@ -357,8 +367,9 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (5120, 1024, 5120, 4, 4, 1),
             (6144, 2048, 6144, 8, 3, 1),
             (8192, 8192, 8192, 8, 3, 1),
+            (12288, 4096, 12288, 16, 3, 1),
         ),
-        slabs=_slabs((32768, 1024, 2, 8), (WIDEST, 1024, 1, 8)),
+        backward_slabs=_slabs((65536, 1024, 1, 16), (WIDEST, 2048, 2, 8)),
     ),
     ("layer", False): Ladders(
         forward=_tiles(
@@ -374,12 +385,12 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 4096, 8192, 8),
         ),
         chunks=_chunks(
-            (12288, 4096, WIDEST, 8, 6),
-            (16384, 4096, WIDEST, 16, 4),
-            (32768, 8192, WIDEST, 32, 2),
-            (131072, 16384, WIDEST, 32, 1),
-            (WIDEST, 8192, 65536, 32, 1),
+            (12288, 4096, 8, 6),
+            (16384, 4096, 16, 4),
+            (32768, 8192, 32, 2),
+            (65536, 16384, 32, 1),
         ),
+        forward_slabs=_slabs((WIDEST, 8192, 4, 3)),
         backward=_tiles(
             (96, 32, 4096, 4, 4, 2),
             (128, 64, 2048, 4, 4, 2),
@@ -394,8 +405,9 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (4096, 4096, 4096, 8, 3, 2),
             (5120, 1024, 5120, 4, 4, 2),
             (8192, 8192, 8192, 8, 4, 1),
+            (12288, 2048, 12288, 8, 4, 1),
         ),
-        slabs=_slabs((65536, 2048, 2, 4), (WIDEST, 4096, 4, 2)),
+        backward_slabs=_slabs((16384, 1024, 1, 12), (131072, 2048, 2, 6), (WIDEST, 4096, 4, 3)),
     ),
     ("layer", True): Ladders(
         forward=_tiles(
@@ -406,7 +418,8 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (4096, 4096, 4096, 4),
             (8192, 8192, 8192, 8),
         ),
-        chunks=_chunks((16384, 8192, WIDEST, 16, 2), (WIDEST, 16384, WIDEST, 32, 1)),
+        chunks=_chunks((16384, 8192, 16, 2), (32768, 16384, 32, 1)),
+        forward_slabs=_slabs((65536, 2048, 2, 10), (WIDEST, 4096, 4, 5)),
         backward=_tiles(
             (96, 32, 4096, 4, 4, 2),
             (128, 64, 2048, 4, 4, 2),
@@ -422,7 +435,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (5120, 1024, 5120, 4, 4, 2),
             (8192, 8192, 8192, 8, 4, 1),
         ),
-        slabs=_slabs((WIDEST, 2048, 4, 3)),
+        backward_slabs=_slabs((32768, 1024, 1, 12), (131072, 2048, 2, 6), (WIDEST, 4096, 4, 3)),
     ),
 }
 
@@ -437,7 +450,7 @@ class Columns:
 
 
 COLUMNS = Columns(128, 32, 8)
-STATISTICS = Chunk(widest=WIDEST, columns=4096, slab=WIDEST, warps=16)
+STATISTICS = Chunk(widest=WIDEST, columns=4096, warps=16)
 
 
 def single_block_limit(ladders: Ladders, grad: bool) -> int:

@@ -413,11 +413,11 @@ def test_single_takes_a_row_sum_in_one_line() -> None:
     text = "gain = gamma + 1.0\ndx_hat = dy * gain\nslope = tl.sum(dx_hat * x, axis=1, keep_dims=True)"
     slope = tensor("slope", "N", "scratch")
     solved = single(system(text, [DY, X, GAMMA], [slope]))
-    assert (lines(solved.hoisted), solved.hoisted_kept) == (["load gamma", "gain = gamma + 1.0"], ())
+    assert (solved.hoisted, solved.hoisted_kept) == ((), ())
     [one] = solved.walks
     assert walk(one) == (
         [],
-        ["load dy", "dx_hat = dy * gain", "load x"],
+        ["load dy", "load gamma", "gain = gamma + 1.0", "dx_hat = dy * gain", "load x"],
         ["slope = tl.sum(dx_hat * x, axis=1, keep_dims=True)", "store slope slope"],
     )
     assert (one.begin, one.each, one.kept) == ((), (), ())
@@ -433,12 +433,13 @@ def test_single_with_its_sums_given_is_one_walk() -> None:
     dbeta = dy
     """
     solved = single(system(text, [DY, X, GAMMA, tensor("slope", "N", "scratch")], GRADIENTS))
-    assert lines(solved.hoisted) == ["load gamma"]
+    assert solved.hoisted == ()
     [one] = solved.walks
     assert walk(one) == (
         ["load slope", "dslope = _divide(slope, width)"],
         [
             "load dy",
+            "load gamma",
             "dx_hat = dy * gamma",
             "load x",
             "dx = dx_hat - x * dslope",
@@ -633,3 +634,33 @@ def test_eviction_matters_not_where_all_is_read_once() -> None:
     assert hints(chunked(system("y = x * gamma"))) == [[]]
     [one] = chunked(system("y = x * gamma")).walks
     assert [line(step) for step in one.inside] == ["load x", "load gamma", "y = x * gamma", "store y y"]
+
+
+def test_single_keeps_what_a_second_sum_needs() -> None:
+    """A sum that needs another takes what the first was made of, and does not make it again."""
+    text = """
+    twice = x * 2.0
+    total = tl.sum(twice, axis=1, keep_dims=True)
+    apart = twice - total
+    square = tl.sum(apart * apart, axis=1, keep_dims=True)
+    """
+    sums = [tensor("total", "N", "word"), tensor("square", "N", "word")]
+    first, second = single(system(text, [X], sums)).walks
+    assert walk(first) == (
+        [],
+        ["load x", "twice = x * 2.0"],
+        ["total = tl.sum(twice, axis=1, keep_dims=True)", "store total total"],
+    )
+    assert walk(second) == (
+        [],
+        ["take twice", "apart = twice - total"],
+        ["square = tl.sum(apart * apart, axis=1, keep_dims=True)", "store square square"],
+    )
+
+
+def test_the_first_element_can_be_stored() -> None:
+    text = "shift = first(x)\nshifted = x - shift"
+    stores = [tensor("shift", "N", "scratch"), tensor("shifted", "NH", "output")]
+    found = flat(single(system(text, [X], stores)))
+    assert "store shift x_first" in found
+    assert found.index("load x_first") < found.index("store shift x_first")

@@ -83,7 +83,9 @@ def test_stages_and_their_templates() -> None:
     assert files == {stage.template for stage in Stage.__subclasses__()}
     for name in files:
         macros = set(environment().get_template(f"stages/{name}.jinja").module.__dict__) - {"_body_stream", "__name__"}
-        assert {"forward", "backward", "reference"} <= macros <= {"forward", "backward", "reference", "chunked"}, name
+        assert (
+            {"forward", "backward", "reference"} <= macros <= {"forward", "backward", "reference", "chunked", "slabs"}
+        ), name
 
 
 def test_strategies_decide_nothing() -> None:
@@ -98,11 +100,14 @@ def test_strategies_decide_nothing() -> None:
         filters = [loop.test for loop in tree.find_all(nodes.For) if loop.test]
         tests = [condition.test for condition in tree.find_all((nodes.If, nodes.CondExpr))]
         names = {name.name for test in tests + filters for name in test.find_all(nodes.Name)}
-        assert names <= {"kernel", "carried", "step", "tensor", "lines", "index", *macros}, path.name
+        assert names <= {"kernel", "first", "loop", "step", "tensor", "lines", "index", "words", *macros}, path.name
         asked = {one.attr for test in tests + filters for one in test.find_all(nodes.Getattr)}
-        assert asked <= {"words", "sums", "lines", "hoisted", "kind", "tensor", "dims"}, path.name
+        of_kernel = {"words", "sums", "loads", "lines", "stores", "posted", "carried", "held", "read_again", "at_once"}
+        of_step = {"kind", "tensor", "dims", "role", "first", "before", "mentions", "hoisted"}
+        assert asked <= of_kernel | of_step, path.name
         constants = {one.value for test in tests + filters for one in test.find_all(nodes.Const)}
-        assert constants <= {"Load", "Store", "Accumulate", "NH", "H"}, path.name
+        kinds = {"Load", "Store", "Accumulate", "Take", "word", "NH", "N", "H", "dims", "equalto", "share", 1}
+        assert constants <= kinds, path.name
 
 
 @pytest.mark.parametrize("stage", Stage.__subclasses__())
@@ -139,7 +144,7 @@ def test_absent_features_leave_no_trace(name: str) -> None:
         assert "residual" not in text
         absent |= {"residual", "summed"}
     if spec.affine is None or not spec.affine.bias:
-        assert not re.search(r"\bd?bias\b|\bshift,", text)
+        assert not re.search(r"\bd?bias\b|: shift,", text)
         absent |= {"beta"}
     if spec.affine is None:
         assert not re.search(r"\bd?weight\b", text)
@@ -166,7 +171,7 @@ def test_forward_only() -> None:
 
 
 # Compile-time arguments: sizes, and which half of an exchange a launch does.
-SIZES = {"BLOCK_N", "BLOCKS", "BLOCK_SIZE", "STAGES", "SLAB_SIZE", "SLABS", "ALIGNMENT", "H"}
+SIZES = {"BLOCK_N", "BLOCKS", "BLOCK_SIZE", "STAGES", "SLABS", "ALIGNMENT", "H"}
 HALVES = {"POST", "FINISH"}
 
 
@@ -179,7 +184,7 @@ def test_compile_time_arguments_are_no_flags(name: str) -> None:
         halves = HALVES if kernel.name.endswith("_slabs") else set()
         assert halves <= constants <= SIZES | halves | {"input_dtype", "output_dtype"}
         conditions = {ast.unparse(node.test) for node in ast.walk(kernel) if isinstance(node, ast.If)}
-        conditions -= halves | ({"tile >= program + 2 * programs"} if halves else set())
+        conditions -= halves | ({"tile < N", "tile >= program + programs"} if halves else set())
         assert all(re.fullmatch(r"d\w+_ptr is not None", condition) for condition in conditions)
         assert not any(isinstance(node, ast.While) for node in ast.walk(kernel))
 
@@ -194,7 +199,7 @@ def address(call: ast.Call) -> str:
 def mask_of(call: ast.Call) -> str:
     """The mask of a load or store; of a number that several programs have, one of them stores it."""
     [mask] = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "mask"]
-    return mask.replace("(row < N) & col_mask", "mask").removesuffix(" & (slab == 0)")
+    return mask.replace("(row < N) & col_mask", "mask").removesuffix(" & owner")
 
 
 def wanted_mask(where: str) -> str:
@@ -227,12 +232,12 @@ def test_loads_and_stores_are_masked(name: str) -> None:
         assert not values(kernel, "col")
 
 
-# Chunks have a program for each row, which therefore exists. Before the first row of a program there is none to post.
+# Chunks have a program for each row, which therefore exists.
 ROW_MASKS = {
     "tile": {"row < N"},
     "persistent": {"row < N"},
     "chunked": {"tl.full([BLOCK_N, 1], True, tl.int1)"},
-    "slabs": {"row < N", "(row >= program) & (row < N)"},
+    "slabs": {"row < N"},
     "sum_partials": set(),
 }
 
@@ -264,18 +269,14 @@ def test_loads_are_cast_at_once(name: str) -> None:
         if strategy_of(name, kernel) == "sum_partials":  # what it loads was stored in the dtype of the computation
             continue
         cast = {ast.unparse(call.func.value) for call in ast.walk(kernel) if cast_to_compute(call)}
-        names = {
-            ast.unparse(node.value): ast.unparse(node.targets[0])
-            for node in ast.walk(kernel)
-            if isinstance(node, ast.Assign)
-        }
-        for call in calls(kernel, "tl.load"):
+        made = [node for node in ast.walk(kernel) if isinstance(node, ast.Assign)]
+        for target, call in ((ast.unparse(node.targets[0]), call) for node in made for call in calls(node, "tl.load")):
             text = ast.unparse(call)
             # Statistics are kept in the dtype of the computation.
             if text in cast or address(call) in ("mean_ptr + row", "rstd_ptr + row"):
                 continue
-            value, _, state = names[text].rpartition("_")
-            assert f"{value}_{ {'loaded': 'posted', 'raw': 'raw'}[state] }" in cast, text
+            assert re.fullmatch(r"\w+_(loaded|raw|next)", target), text
+            assert target in cast, text
         first = ast.unparse(kernel.args.args[0]).removesuffix(": tl.constexpr")
         definition = f"compute: tl.constexpr = tl.float64 if {first}.dtype.element_ty == tl.float64 else tl.float32"
         assert definition in ast.unparse(kernel)
@@ -326,7 +327,7 @@ def ladders_of(name: str) -> dict[str, tuple[tuple[int | None, ...], ...]]:
     """The launch parameters that a module holds, by name."""
     made = [node for node in module_of(name).body if isinstance(node, ast.Assign)]
     found = {ast.unparse(node.targets[0]): node.value for node in made}
-    ladders = ("_FORWARD_TILES", "_CHUNKS", "_BACKWARD_TILES", "_SLABS")
+    ladders = ("_FORWARD_TILES", "_CHUNKS", "_FORWARD_SLABS", "_BACKWARD_TILES", "_BACKWARD_SLABS")
     return {name: ast.literal_eval(found[name]) for name in ladders if name in found} | {
         name: (ast.literal_eval(found[name]),) for name in ("_STATISTICS", "_COLUMNS") if name in found
     }
@@ -344,13 +345,18 @@ def test_blocks_are_powers_of_two(name: str) -> None:
     assert all(size is not None and size & (size - 1) == 0 for size in sizes)
     text = ast.unparse(module_of(name))
     found = set(re.findall(r"^ *BLOCK_SIZE = (.+)$", text, re.MULTILINE))
+    wanted = {"min(columns * 2 // itemsize, 1 << (H - 1).bit_length())"} if "_slabs(" in text else set()
+    assert found == wanted | (
+        {"min(columns, 1 << (H - 1).bit_length())"} if "_tile(" in text or "_CHUNKS" in text else set()
+    )
     # Of slabs, by the widest element of the rows that the kernel loads: dtypes have 2, 4 or 8 bytes.
-    slabs = [kernel for kernel in kernels_in(module_of(name)) if kernel.name.endswith("_backward_slabs")]
-    loaded = [arg.arg.removesuffix("_stride") for one in slabs for arg in one.args.args if arg.arg.endswith("_stride")]
-    assert bool(loaded) == ("_SLABS" in ladders)
-    assert found == {"min(columns, 1 << (H - 1).bit_length())"}
-    items = ", ".join(f"{row}.itemsize" for row in loaded)
-    assert (f"columns = columns * 2 // max({items})" in text) == bool(loaded)
+    for kernel in kernels_in(module_of(name)):
+        if kernel.name.endswith("_slabs"):
+            loaded = [arg.arg.removesuffix("_stride") for arg in kernel.args.args if arg.arg.endswith("_stride")]
+            items = ", ".join(f"{row}.itemsize" for row in loaded)
+            itemsize = f"max({items})" if len(loaded) > 1 else items
+            ladder = f"_{'FORWARD' if 'forward' in kernel.name else 'BACKWARD'}_SLABS"
+            assert f"N, H, {ladder}, {itemsize}, " in text
     if "_FORWARD_TILES" in ladders:
         assert "return (1 << rows.bit_length() - 1, BLOCKS, BLOCK_SIZE, *launch)" in text
 
@@ -364,17 +370,15 @@ def test_ladders_lead_upwards(name: str) -> None:
         assert None not in widest[:-1]
         assert widest[:-1] == sorted(set(widest[:-1]))
         assert widest[-1] is None or widest == sorted(set(widest))
-    for _, columns, slab, *_ in ladders_of(name).get("_CHUNKS", ()) if PLANS[name].spec.strategy != "welford" else ():
-        assert slab is None or slab % columns == 0  # a chunk does not reach into the slab of another program
 
 
 @shipped
 def test_every_width_is_served(name: str) -> None:
     """The ladders have no gap: whole rows to some width, and from there on chunks and slabs, or a refusal."""
     one, ladders = PLANS[name], ladders_of(name)
-    pairs = [("_FORWARD_TILES", "_CHUNKS"), ("_BACKWARD_TILES", "_SLABS")][: 2 if one.backward else 1]
-    for tiles, wide in pairs:
-        widest = [rung[0] for rung in (*ladders.get(tiles, ()), *ladders.get(wide, ()))]
+    directions = [("_FORWARD_TILES", "_CHUNKS", "_FORWARD_SLABS"), ("_BACKWARD_TILES", "_BACKWARD_SLABS")]
+    for names in directions[: 2 if one.backward else 1]:
+        widest = [rung[0] for ladder in names for rung in ladders.get(ladder, ())]
         limit = max(one.spec.widths) if one.spec.widths else one.width_limit
         assert widest[-1] is None if limit is None else max(w for w in widest if w) >= limit
 
@@ -394,7 +398,7 @@ def test_statistics(name: str) -> None:
     for kernel in kernels_in(module_of(name)):
         source = ast.unparse(kernel)
         if "width" in names_in(kernel):  # every mean is over H, however many lanes there are
-            assert "width = tl.full([1, 1], H, compute)" in source
+            assert f"width = tl.full({'[]' if kernel.name.endswith('_slabs') else '[1, 1]'}, H, compute)" in source
         for call in calls(kernel, "tl.sum"):
             assert not {"mask", "col_mask", "row_mask"} & names_in(call)
         stored = {address(call): ast.unparse(call.args[1]) for call in calls(kernel, "tl.store")}
@@ -522,11 +526,11 @@ def few_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
         Tile(widest=2048, columns=2048, elements=2048, warps=2, programs=1),
     ]
     chunks = [
-        Chunk(widest=16384, columns=4096, slab=WIDEST, warps=16),
-        Chunk(widest=WIDEST, columns=4096, slab=16384, warps=16),
+        Chunk(widest=16384, columns=4096, warps=16),
+        Chunk(widest=65536, columns=4096, warps=32),
     ]
     slabs = [Slab(widest=WIDEST, columns=4096, warps=4, programs=2)]
-    ladders = Ladders(forward=tiles, chunks=chunks, backward=tiles, slabs=slabs)
+    ladders = Ladders(forward=tiles, chunks=chunks, forward_slabs=slabs, backward=tiles, backward_slabs=slabs)
     monkeypatch.setattr("normgen.spec.LADDERS", dict.fromkeys(LADDERS, ladders))
 
 
@@ -617,14 +621,12 @@ def test_explain_ways_and_not_rungs() -> None:
     one = plan_of("name: r\nnorm: rms\neps: {value: 1e-5}\n")
     ladders = one.spec.ladders
     sizes = [tile.elements for tile in ladders.forward]
-    shared = [rung for rung in ladders.chunks if rung.slab < WIDEST]
-    alone = [rung for rung in ladders.chunks if rung not in shared]
-    assert len(sizes) > 1 and len(alone) > 1 and len(shared) == 1
+    assert len(sizes) > 1 and len(ladders.chunks) > 1 and len(ladders.forward_slabs) == 1
     size = f"{min(sizes)} to {max(sizes)} elements"
     assert [reason for reason in one.reasons if reason.startswith("forward")] == [
         f"forward: to H = {ladders.forward[-1].widest}, whole rows in registers, in tiles of {size}",
-        f"forward: to H = {alone[-1].widest}, chunks read again from the cache",
-        f"forward: wider rows, chunks read again from the cache, a program every {shared[0].slab} columns",
+        f"forward: to H = {ladders.chunks[-1].widest}, chunks read again from the cache",
+        f"forward: wider rows, a row is shared by programs of {ladders.forward_slabs[0].columns} columns each",
     ]
 
 

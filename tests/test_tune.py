@@ -40,11 +40,13 @@ forward:
 - {widest: 1024, columns: 1024, elements: 2048, warps: 2, measured: [[512, 0.9], [1024, 0.93]]}
 - {widest: 6000, columns: 1024, elements: 6144, warps: 4}
 chunks:
-- {widest: 32768, columns: 4096, slab: null, warps: 16}
-- {widest: null, columns: 4096, slab: 16384, warps: 16, programs: 4}
+- {widest: 32768, columns: 4096, warps: 16}
+- {widest: 65536, columns: 4096, warps: 16, programs: 4}
+forward_slabs:
+- {widest: null, columns: 8192, warps: 8, programs: 3}
 backward:
 - {widest: 4096, columns: 4096, elements: 4096, warps: 8, stages: 3, programs: 2}
-slabs:
+backward_slabs:
 - {widest: null, columns: 4096, warps: 4, programs: 2, measured: [[8192, 1]]}
 """
 
@@ -69,7 +71,7 @@ def faults(table: str, text: str = TEXT) -> list[str]:
         ),
         ("dtype: bfloat16", "dtype: int8", "4:8: dtype: write float16, bfloat16 or float32, not int8"),
         ("NVIDIA H200", '"a\\"b"', "1:6: gpu: 'a\"b' is no name; write up to 48 of: letters, digits, spaces"),
-        ("slabs:", "slab:", "slab: unknown key; did you mean slabs"),
+        ("backward_slabs:", "backward_slab:", "backward_slab: unknown key; did you mean backward_slabs"),
         ("elements: 2048", "element: 2048", "7:33: forward[0].element: unknown key; did you mean elements?"),
         ("elements: 2048", "elements: 2e3", "7:43: forward[0].elements: write a whole number such as 4096, not 2e3"),
         ("elements: 2048", "elements: 512", "forward[0].elements: a tile of 512 elements is less than a block of 1024"),
@@ -89,25 +91,16 @@ def faults(table: str, text: str = TEXT) -> list[str]:
         ("{widest: 6000", "{widest: null", "8:12: forward[1].widest: a tile holds whole rows, so there is a widest"),
         ("{widest: 6000", "{widest:", "8:11: forward[1].widest: the value is missing"),
         ("elements: 6144", "elements: null", "forward[1].elements: the value is missing"),
-        (
-            "slab: 16384",
-            "slab: 5000",
-            "11:39: chunks[1].slab: 5000 columns are no whole number of chunks of 4096; write 8192",
-        ),
-        (
-            "{widest: null, columns: 4096, slab",
-            "{widest: 65536, columns: 4096, slab",
-            "chunks[1].widest: the last rung takes",
-        ),
+        ("{widest: null, columns: 8192", "{widest: 9, columns: 8192", "forward_slabs[0].widest: the last rung takes"),
         ("programs: 4}", "programs: 8}", "chunks[1].programs: 8 programs of 16 warps are 4096 threads, and a multi"),
-        ("stages: 3, programs: 2", "stages: 3", "13:3: backward[0].programs: the backward grid is persistent"),
+        ("stages: 3, programs: 2", "stages: 3", "15:3: backward[0].programs: the backward grid is persistent"),
         ("stages: 3", "stages: 9", "backward[0].stages: must be from 1 to 8, not 9"),
         (
             "widest: null, columns: 4096, warps",
             "widest: null, columns: 2, warps",
-            "slabs[0].columns: a program owns at least",
+            "backward_slabs[0].columns: a program owns at least",
         ),
-        ("[[8192, 1]]", "[8192, 1]", "15:66: slabs[0].measured: [8192, 1] is no list of widths and shares"),
+        ("[[8192, 1]]", "[8192, 1]", "17:66: backward_slabs[0].measured: [8192, 1] is no list of widths and shares"),
         (TABLE, "gpu", "1:1: a table is a mapping of keys such as gpu, forward and chunks, not gpu"),
         (TABLE, "", "1:1: the file is empty; `normgen tune` writes it, or remove it"),
     ],
@@ -127,7 +120,7 @@ def test_faults_of_spec_and_table_are_said_together() -> None:
 def test_tiles_reach_all_rows_of_a_spec_that_has_nothing_else() -> None:
     single = TEXT + "strategy: single_block\nhidden: 5000\n"
     assert faults(TABLE, single) == [
-        "tuned/s.yaml:13:1: backward: strategy single_block launches tiles only, and none takes rows of 5000; "
+        "tuned/s.yaml:15:1: backward: strategy single_block launches tiles only, and none takes rows of 5000; "
         "add one, or tune anew"
     ]
     assert tuned(single + "grad: false\n")
@@ -147,9 +140,10 @@ def test_a_table_is_rendered() -> None:
     assert "# Tuned on NVIDIA H200: bfloat16, 134217728 elements.\n" in text
     assert "- rungs are those that normgen tune found on NVIDIA H200, bfloat16\n" in text
     assert "_FORWARD_TILES = (\n    (1024, 1024, 2048, 2),\n    (6000, 1024, 6144, 4),\n)\n" in text
-    assert "_CHUNKS = (\n    (32768, 4096, None, 16, 1),\n    (None, 4096, 16384, 16, 4),\n)\n" in text
+    assert "_CHUNKS = (\n    (32768, 4096, 16, 1),\n    (65536, 4096, 16, 4),\n)\n" in text
+    assert "_FORWARD_SLABS = ((None, 8192, 8, 3),)\n" in text
     assert "_BACKWARD_TILES = ((4096, 4096, 4096, 8, 3, 2),)\n" in text
-    assert "_SLABS = ((None, 4096, 4, 2),)\n" in text
+    assert "_BACKWARD_SLABS = ((None, 4096, 4, 2),)\n" in text
 
 
 def test_defaults_keep_the_rules_of_tables() -> None:
@@ -223,7 +217,7 @@ def test_candidates_keep_the_limits(path: Path) -> None:
 )
 def test_tiles_on_their_way_have_room(elements: int, programs: int, stages: int) -> None:
     """Of 6 bytes a column, in 227 KiB, of which a program keeps 12 for other things; the launcher counts the same."""
-    roomy = Space(ladders=("backward",), shares=False, itemsize=2, row_bytes=6, held=5)
+    roomy = Space(ladders=("backward",), itemsize=2, row_bytes=6, held=5)
     assert roomy.stages(elements, programs) == stages
     assert stages == 1 or (stages - 1) * 6 * elements <= 227 * 1024 // programs - 12 * 1024
     text = render(plan(load(TEXT.encode(), "s.yaml")), "s.yaml")["a.py"]
@@ -238,9 +232,10 @@ def test_candidates_are_spelled_as_the_module_spells_rungs(path: Path) -> None:
     text = render(made, path.name)[f"{made.spec.name}.py"]
     space_ = space(made.spec, kernels, made.spec.dtypes.input[0])
     for ladder in space_.ladders:
-        direction = made.forward if ladder in ("forward", "chunks") else made.backward
+        direction = made.backward if "backward" in ladder else made.forward
         assert direction
-        for rung in direction.ladder if ladder in ("forward", "backward") else direction.wide:
+        kind = {"forward": "tiles", "backward": "tiles", "chunks": "chunks"}.get(ladder, "slabs")
+        for rung in getattr(direction, kind):
             widest = None if rung.widest == WIDEST else rung.widest
             assert str((widest, *space_.literal(ladder, rung))) in text.split(f"\n{NAMES[ladder]} = ")[1]
 
@@ -260,7 +255,7 @@ def test_what_a_spec_does_not_take(arguments: dict[str, Any], said: str) -> None
 
 
 # Merging: a space and ladders of its own, in which backward is not of interest.
-SPACE = Space(ladders=("forward", "chunks"), shares=True, itemsize=2, row_bytes=4, held=5)
+SPACE = Space(ladders=("forward", "chunks"), itemsize=2, row_bytes=4, held=5)
 ALL = LADDERS["rms", False].model_copy(
     update={
         "forward": [
@@ -270,9 +265,9 @@ ALL = LADDERS["rms", False].model_copy(
             Tile(widest=8192, columns=8192, elements=8192, warps=8),
         ],
         "chunks": [
-            Chunk(widest=16384, columns=4096, slab=WIDEST, warps=16),
-            Chunk(widest=65536, columns=8192, slab=WIDEST, warps=32),
-            Chunk(widest=WIDEST, columns=8192, slab=32768, warps=32, programs=2),
+            Chunk(widest=16384, columns=4096, warps=16),
+            Chunk(widest=65536, columns=8192, warps=32),
+            Chunk(widest=WIDEST, columns=8192, warps=32, programs=2),
         ],
     }
 )
@@ -296,7 +291,7 @@ def test_neighbours_share_a_rung() -> None:
 
     def speed(ladder: str, launch: tuple[int, ...], width: int) -> float:
         if ladder == "chunks":
-            return 0.9 if width > 8192 and launch == (4096, WIDEST, 16, 1) else 0.5
+            return 0.9 if width > 8192 and launch == (4096, 16, 1) else 0.5
         rows, _, warps = launch
         # 1024 and 2048 agree within 1 %, 4096 and 8192 want 8 warps each.
         best = {1024: 4, 2048: 4, 4096: 8, 8192: 8, 16384: 0}[width]
@@ -349,7 +344,11 @@ def test_what_was_not_tried_keeps_its_rung() -> None:
         (8192, 8192, 8),
     ]
     assert found["chunks"] == ALL.chunks
-    assert merged(SPACE, ALL, "forward", widths, {}) == {"forward": ALL.forward, "chunks": ALL.chunks}
+    assert merged(SPACE, ALL, "forward", widths, {}) == {
+        "forward": ALL.forward,
+        "chunks": ALL.chunks,
+        "forward_slabs": ALL.forward_slabs,
+    }
 
 
 def test_raw_results_are_found_again(tmp_path: Path) -> None:
@@ -436,7 +435,7 @@ def test_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [width for width, _ in rung.measured] == [WIDTH]
         # Wider rows keep what they had.
         assert default(found.space, again.ladders, ladder, 300)[1] in getattr(found.ladders, ladder)
-    assert again.ladders.slabs == spec.ladders.slabs
+    assert again.ladders.backward_slabs == spec.ladders.backward_slabs
 
     count = len(timed)
     table = Path("specs/tuned/tiny.yaml").read_text()

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
 Dims = Literal["NH", "N", "H"]
-Role = Literal["input", "parameter", "output", "statistic", "gradient", "scratch"]
+Role = Literal["input", "parameter", "output", "statistic", "gradient", "scratch", "word"]
 Dtype = Literal["input", "weight", "float16", "bfloat16", "float32", "compute"]
 
 

@@ -22,7 +22,13 @@ from normgen.tune.candidates import DIRECTIONS, Launch, Space, direction_of, spa
 Timer = Callable[[Callable[[], object]], float]
 """Seconds that a call takes on the device."""
 
-NAMES = {"forward": "_FORWARD_TILES", "chunks": "_CHUNKS", "backward": "_BACKWARD_TILES", "slabs": "_SLABS"}
+NAMES = {
+    "forward": "_FORWARD_TILES",
+    "chunks": "_CHUNKS",
+    "forward_slabs": "_FORWARD_SLABS",
+    "backward": "_BACKWARD_TILES",
+    "backward_slabs": "_BACKWARD_SLABS",
+}
 # Results are compared to find launches that compute something else, not to bound a rounding: tests do that.
 TOLERANCES = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 1e-4}
 CHECKED_ELEMENTS = 2**24

@@ -11,10 +11,11 @@ from pydantic import ValidationError
 from normgen.kernels import Kernels
 from normgen.spec import Spec
 from normgen.stages.base import Tensor
-from normgen.target import REGISTERS, THREAD_REGISTERS, WARP, WIDEST, Chunk, Ladders, Rung, Slab, Tile
+from normgen.target import REGISTERS, THREAD_REGISTERS, WARP, Chunk, Ladders, Rung, Slab, Tile
 
-DIRECTIONS = {"forward": ("forward", "chunks"), "backward": ("backward", "slabs")}
-"""The ladder of whole rows and that of wider rows, by direction."""
+DIRECTIONS = {"forward": ("forward", "chunks", "forward_slabs"), "backward": ("backward", "backward_slabs")}
+"""The ladders of a direction: of whole rows first, of the widest last."""
+SLABS = ("forward_slabs", "backward_slabs")
 
 POWERS = tuple(1 << power for power in range(18))
 WARPS = (1, 2, 4, 8, 16, 32)
@@ -25,13 +26,11 @@ SHARED_TILE = 4096
 WIDEST_TILE = 32768
 # Narrower rows are not worth reading again, and not worth sharing.
 NARROWEST_CHUNKED = 2048
-NARROWEST_SHARED = 8192
 
 Launch = tuple[int, ...]
 """What a kernel is launched with at one width: the values of a ladder's rung as they come out there.
 
-forward: rows, columns, warps; backward: rows, columns, warps, stages, programs; chunks: columns, slab, warps, programs;
-slabs: columns, warps, programs.
+forward: rows, columns, warps; backward: rows, columns, warps, stages, programs; others: columns, warps, programs.
 """
 
 
@@ -41,8 +40,6 @@ class Space:
 
     ladders: tuple[str, ...]
     """Those that the module has."""
-    shares: bool
-    """Whether programs may share a row in the chunked kernel."""
     itemsize: int
     row_bytes: int
     """Of a column of all rows that the backward kernel loads."""
@@ -53,11 +50,8 @@ class Space:
 
     def effective(self, ladder: str, rung: Rung, width: int) -> Launch:
         """What the launcher makes of a rung for rows of that width."""
-        if isinstance(rung, Slab):
+        if isinstance(rung, (Slab, Chunk)):
             return rung.columns, rung.warps, rung.programs
-        if isinstance(rung, Chunk):
-            shared = self.shares and rung.slab < width
-            return rung.columns, rung.slab if shared else WIDEST, rung.warps, rung.programs if shared else 1
         return self.tile(ladder, (rung.columns, rung.elements, rung.warps, rung.stages, rung.programs), width)
 
     def tile(self, ladder: str, values: tuple[int, int, int, int, int], width: int) -> Launch:
@@ -76,26 +70,23 @@ class Space:
 
     def rung(self, ladder: str, launch: Launch, width: int) -> Rung:
         """The rung that serves rows up to `width`, and launches that at `width`. Raises ValidationError if none may."""
-        if ladder == "slabs":
+        if ladder == "chunks" or ladder in SLABS:
             columns, warps, programs = launch
-            return Slab(widest=width, columns=columns, warps=warps, programs=programs)
-        if ladder == "chunks":
-            columns, slab, warps, programs = launch
-            return Chunk(widest=width, columns=columns, slab=slab, warps=warps, programs=programs)
+            return (Chunk if ladder == "chunks" else Slab)(
+                widest=width, columns=columns, warps=warps, programs=programs
+            )
         rows, columns, warps, *rest = launch
         elements = rows * -(-width // columns) * columns
         stages, programs = rest or (1, 0)
         return Tile(widest=width, columns=columns, elements=elements, warps=warps, stages=stages, programs=programs)
 
-    def literal(self, ladder: str, rung: Rung) -> tuple[int | None, ...]:
-        """A rung without its width as the module's ladder spells it; None: all of the row."""
-        names = {
+    def literal(self, ladder: str, rung: Rung) -> tuple[int, ...]:
+        """A rung without its width as the module's ladder spells it."""
+        tiles = {
             "forward": ("columns", "elements", "warps"),
             "backward": ("columns", "elements", "warps", "stages", "programs"),
-            "chunks": ("columns", "slab", "warps", "programs") if self.shares else ("columns", "warps"),
-            "slabs": ("columns", "warps", "programs"),
-        }[ladder]
-        return tuple(None if getattr(rung, name) == WIDEST else getattr(rung, name) for name in names)
+        }
+        return tuple(getattr(rung, name) for name in tiles.get(ladder, ("columns", "warps", "programs")))
 
     def launches(self, ladder: str, width: int) -> list[Launch]:
         """The launches worth a try; each is the rung of a valid ladder."""
@@ -103,10 +94,11 @@ class Space:
             "forward": self._forward,
             "backward": self._backward,
             "chunks": self._chunks,
-            "slabs": self._slabs,
+            "forward_slabs": self._slabs,
+            "backward_slabs": self._slabs,
         }
-        tiled = {"chunks": "forward", "slabs": "backward"}.get(ladder) in self.ladders
-        if tiled and width < NARROWEST_CHUNKED:
+        whole = DIRECTIONS[direction_of(ladder)][0]
+        if ladder != whole and whole in self.ladders and width < NARROWEST_CHUNKED:
             return []
         return [launch for launch in dict.fromkeys(made[ladder](width)) if self._valid(ladder, launch, width)]
 
@@ -144,22 +136,17 @@ class Space:
                     yield rows, columns, warps, stages, programs
 
     def _chunks(self, width: int) -> Iterator[Launch]:
-        for columns, warps, each in _parts(width, (1024, 2048, 4096, 8192, 16384)):
-            if each <= MOST // 2:
-                yield columns, WIDEST, warps, 1
-            for slab in (columns * count for count in (1, 2, 4, 8)):
-                for programs in (1, 2, 4):
-                    slabs = -(-width // slab)
-                    room = min(THREAD_REGISTERS, REGISTERS // (WARP * warps * programs))
-                    fits = 1 < slabs <= programs * self.multiprocessors and 2 * each + 24 <= room
-                    if self.shares and fits and width > NARROWEST_SHARED:
-                        yield columns, slab, warps, programs
+        for columns, warps, each in _parts(width, (1024, 2048, 4096, 8192, 16384), 4):
+            for programs in (1, 2, 3, 4, 6):
+                if 2 * each + 24 <= min(THREAD_REGISTERS, REGISTERS // (WARP * warps * programs)):
+                    yield columns, warps, programs
 
     def _slabs(self, width: int) -> Iterator[Launch]:
-        for columns, warps, each in _parts(width, (512, 1024, 2048, 4096, 8192)):
-            for programs in (1, 2, 3, 4):
+        # Registers hold a row twice, of 2-byte elements two a register, and half as many again for what is made of it.
+        for columns, warps, each in _parts(width, (1024, 2048, 4096, 8192), 1):
+            for programs in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14):
                 room = min(THREAD_REGISTERS, REGISTERS // (WARP * warps * programs))
-                if self.held * each <= room and -(-width // columns) <= programs * self.multiprocessors:
+                if 2 * each + 24 <= room and -(-width // columns) <= programs * self.multiprocessors:
                     yield columns, warps, programs
 
 
@@ -184,10 +171,10 @@ def _blocks(width: int) -> list[int]:
     return found
 
 
-def _parts(width: int, sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """Columns, warps and elements a thread of the parts that a row is cut into."""
+def _parts(width: int, sizes: tuple[int, ...], fewest: int) -> Iterator[tuple[int, int, int]]:
+    """Columns, warps (at least `fewest`) and elements a thread of the parts that a row is cut into."""
     for columns in sizes:
-        for warps in (4, 8, 16, 32):
+        for warps in (warps for warps in WARPS if warps >= fewest):
             each = columns // (WARP * warps)
             if columns <= power_above(width) and FEWEST <= each <= MOST:
                 yield columns, warps, each
@@ -200,8 +187,9 @@ def space(spec: Spec, kernels: Kernels, dtype: str, **gpu: Any) -> Space:
     ladders = {
         "forward": kernels.forward,
         "chunks": kernels.forward_chunked,
+        "forward_slabs": kernels.forward_slabs,
         "backward": kernels.backward,
-        "slabs": kernels.backward_slabs,
+        "backward_slabs": kernels.backward_slabs,
     }
     sizes = {"input": itemsize, "weight": itemsize, "float16": 2, "bfloat16": 2}
 
@@ -211,7 +199,6 @@ def space(spec: Spec, kernels: Kernels, dtype: str, **gpu: Any) -> Space:
     shared = [tensor for tensor in backward.loads if tensor.dims == "H"] if backward else []
     return Space(
         ladders=tuple(name for name, kernel in ladders.items() if kernel),
-        shares=bool(kernels.forward_chunked and kernels.forward_chunked.words),
         itemsize=itemsize,
         row_bytes=sum(map(size, backward.strided)) if backward else 0,
         held=2 + len(shared) + len(backward.sums) if backward else 2,
@@ -221,9 +208,7 @@ def space(spec: Spec, kernels: Kernels, dtype: str, **gpu: Any) -> Space:
 
 def default(space: Space, ladders: Ladders, direction: str, width: int) -> tuple[str, Rung]:
     """The ladder and the rung that serve a width as long as nothing else is known."""
-    for name in DIRECTIONS[direction]:
-        if name in space.ladders:
-            for rung in getattr(ladders, name):
-                if width <= rung.widest:
-                    return name, rung
-    raise ValueError(f"no rung for rows of {width}")
+    served = [
+        (name, rung) for name in DIRECTIONS[direction] if name in space.ladders for rung in getattr(ladders, name)
+    ]
+    return next((one for one in served if width <= one[1].widest), served[-1])

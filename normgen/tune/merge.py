@@ -24,8 +24,9 @@ NOTHING: Cost = (0.0, 0, 0.0)
 _MODELS: dict[str, tuple[type[Tile] | type[Chunk] | type[Slab], tuple[str, ...]]] = {
     "forward": (Tile, ("columns", "elements", "warps", "stages", "programs")),
     "backward": (Tile, ("columns", "elements", "warps", "stages", "programs")),
-    "chunks": (Chunk, ("columns", "slab", "warps", "programs")),
-    "slabs": (Slab, ("columns", "warps", "programs")),
+    "chunks": (Chunk, ("columns", "warps", "programs")),
+    "forward_slabs": (Slab, ("columns", "warps", "programs")),
+    "backward_slabs": (Slab, ("columns", "warps", "programs")),
 }
 
 
@@ -52,7 +53,7 @@ def grid(space: Space, ladders: Ladders, tried: Sequence[int], most: int) -> lis
 def merged(
     space: Space, ladders: Ladders, direction: str, widths: Sequence[int], shares: Shares
 ) -> dict[str, list[Rung]]:
-    """The two ladders of a direction. A width of which nothing is known keeps the rung of `ladders`."""
+    """The ladders of a direction. A width of which nothing is known keeps the rung of `ladders`."""
     names = [name for name in DIRECTIONS[direction] if name in space.ladders]
     steps = _climb(_Losses(space, ladders, direction, widths, shares), names)
     found: dict[str, list[Rung]] = {name: [] for name in names}
@@ -64,11 +65,16 @@ def merged(
         ]
         measured = [(width, round(share, 3)) for width, share in launches if share is not None]
         found[step.ladder].append(rung.model_copy(update={"measured": measured}))
-    wide = DIRECTIONS[direction][1]
-    for name in DIRECTIONS[direction]:
-        if name not in names or (name == wide and not found[name]):
+    tiles, *wide = DIRECTIONS[direction]
+    for name in (tiles, *wide):
+        if name not in names or (name == names[-1] and not found[name]):
             found[name] = list(getattr(ladders, name))
-    found[wide][-1] = found[wide][-1].model_copy(update={"widest": WIDEST})
+        elif name in wide and not found[name]:  # one rung that serves nothing: rows that narrow have a tile
+            narrow = max([1, *(rung.widest for rung in found[tiles])])
+            found[name] = [getattr(ladders, name)[0].model_copy(update={"widest": narrow})]
+    if names[-1] in wide:
+        last = found[names[-1]]
+        last[-1] = last[-1].model_copy(update={"widest": WIDEST})
     return found
 
 
@@ -137,10 +143,6 @@ class _Losses:
         if ladder in ("forward", "backward"):
             columns, elements, warps, stages, programs = values
             return self.space.tile(ladder, (columns, elements, warps, stages, programs), width)
-        if ladder == "chunks":
-            columns, slab, warps, programs = values
-            shared = self.space.shares and slab < width
-            return columns, slab if shared else WIDEST, warps, programs if shared else 1
         return values
 
 
