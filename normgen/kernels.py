@@ -90,9 +90,12 @@ class Kernel:
         return self.loads + self.stores
 
     @cached_property
-    def optional(self) -> bool:
-        """Whether a store may be left out at run time, its pointer None: one gradient is wanted and another not."""
-        return len(self.stores) > 1 and all(tensor.role == "gradient" for tensor in self.stores)
+    def optional(self) -> tuple[Tensor, ...]:
+        """What is not stored where its pointer is None: a gradient, or statistics, that a call does not ask for."""
+        if any(tensor.role == "output" for tensor in self.stores):
+            return tuple(tensor for tensor in self.stores if tensor.role == "statistic")
+        gradients = tuple(tensor for tensor in self.stores if tensor.role == "gradient")
+        return gradients if len(gradients) > 1 else ()
 
     @cached_property
     def strided(self) -> tuple[Tensor, ...]:

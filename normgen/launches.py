@@ -248,7 +248,7 @@ def _tensors(torch: Any, call: Call) -> dict[str, Any]:
         tensor.api: torch.empty(
             shape if tensor.dims == "NH" else shape[1:],
             dtype=getattr(torch, dtypes.get(tensor.dtype, tensor.dtype)),
-            requires_grad=call.backward,
+            requires_grad=call.plan.backward is not None,  # else forward leaves statistics out
         )
         for tensor in call.plan.arguments
     }

@@ -132,6 +132,7 @@ def environment() -> Environment:
         literal=literal,
         zip=zip,
         prefix=lambda name, prefix: f"{prefix}{name}",
+        suffix=lambda name, suffix: f"{name}{suffix}",
         quoted=lambda name: f'"{name}"',
         sentence=sentence,
         wrap=lambda text: textwrap.wrap(text, WIDTH),

@@ -228,7 +228,7 @@ def assert_sound(module: ast.Module, name: str) -> None:
         chosen = [name for name in chosen if name in kernels]
         for node in ast.walk(function):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "_launch" and function.name != "_launch":
-                launch, _, tensors, strides, *others = node.args
+                launch, _, _, _, tensors, strides, *others = node.args
                 target = ast.unparse(launch)
                 for kernel in chosen if target == "kernel" else [target]:
                     arguments = [argument.arg for argument in kernels[kernel].args.args]

@@ -221,8 +221,8 @@ def test_tiles_on_their_way_have_room(elements: int, programs: int, stages: int)
     assert roomy.stages(elements, programs) == stages
     assert stages == 1 or (stages - 1) * 6 * elements <= 227 * 1024 // programs - 12 * 1024
     text = render(plan(load(TEXT.encode(), "s.yaml")), "s.yaml")["a.py"]
-    assert "room = _shared_memory(dy.device) // per_multiprocessor - 12288\n" in text
-    assert "STAGES = max(1, min(stages, 1 + room // (BLOCK_N * BLOCKS * BLOCK_SIZE * row_bytes)))\n" in text
+    assert "room = _shared_memory(device) // per_multiprocessor - 12288\n" in text
+    assert "stages = max(1, min(stages, 1 + room // (BLOCK_N * BLOCKS * BLOCK_SIZE * row_bytes)))\n" in text
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
