@@ -321,11 +321,11 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (7168, 8192, 8192, 8),
         ),
         chunks=_chunks(
-            (24576, 8192, 16, 3),
+            (24576, 4096, 16, 3),
             (32768, 8192, 32, 2),
             (65536, 16384, 32, 1),
         ),
-        forward_slabs=_slabs((WIDEST, 4096, 4, 7)),
+        forward_slabs=_slabs((131072, 4096, 4, 7), (WIDEST, 4096, 4, 6)),
         backward=_tiles(
             (96, 32, 4096, 4, 3, 2),
             (128, 64, 8192, 8, 3, 1),
@@ -341,9 +341,9 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (5120, 1024, 5120, 4, 4, 1),
             (6144, 2048, 6144, 4, 4, 1),
             (8192, 8192, 8192, 8, 3, 1),
-            (12288, 4096, 12288, 16, 3, 1),
+            (12288, 2048, 12288, 16, 3, 1),
         ),
-        backward_slabs=_slabs((65536, 1024, 1, 16), (WIDEST, 4096, 4, 4)),
+        backward_slabs=_slabs((65536, 1024, 1, 16), (WIDEST, 2048, 4, 8)),
     ),
     ("rms", True): Ladders(
         forward=_tiles(
@@ -367,9 +367,9 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (5120, 1024, 5120, 4, 4, 1),
             (6144, 2048, 6144, 8, 3, 1),
             (8192, 8192, 8192, 8, 3, 1),
-            (12288, 4096, 12288, 16, 3, 1),
+            (12288, 2048, 12288, 16, 3, 1),
         ),
-        backward_slabs=_slabs((65536, 1024, 1, 16), (WIDEST, 2048, 2, 8)),
+        backward_slabs=_slabs((65536, 1024, 1, 14), (WIDEST, 2048, 4, 7)),
     ),
     ("layer", False): Ladders(
         forward=_tiles(
@@ -390,7 +390,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (32768, 8192, 32, 2),
             (65536, 16384, 32, 1),
         ),
-        forward_slabs=_slabs((WIDEST, 8192, 4, 3)),
+        forward_slabs=_slabs((131072, 2048, 2, 10), (WIDEST, 4096, 4, 4)),
         backward=_tiles(
             (96, 32, 4096, 4, 4, 2),
             (128, 64, 2048, 4, 4, 2),
@@ -405,9 +405,8 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (4096, 4096, 4096, 8, 3, 2),
             (5120, 1024, 5120, 4, 4, 2),
             (8192, 8192, 8192, 8, 4, 1),
-            (12288, 2048, 12288, 8, 4, 1),
         ),
-        backward_slabs=_slabs((16384, 1024, 1, 12), (131072, 2048, 2, 6), (WIDEST, 4096, 4, 3)),
+        backward_slabs=_slabs((32768, 1024, 1, 12), (WIDEST, 2048, 4, 6)),
     ),
     ("layer", True): Ladders(
         forward=_tiles(
@@ -419,7 +418,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 8192, 8192, 8),
         ),
         chunks=_chunks((16384, 8192, 16, 2), (32768, 16384, 32, 1)),
-        forward_slabs=_slabs((65536, 2048, 2, 10), (WIDEST, 4096, 4, 5)),
+        forward_slabs=_slabs((WIDEST, 4096, 4, 4)),
         backward=_tiles(
             (96, 32, 4096, 4, 4, 2),
             (128, 64, 2048, 4, 4, 2),
@@ -435,7 +434,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (5120, 1024, 5120, 4, 4, 2),
             (8192, 8192, 8192, 8, 4, 1),
         ),
-        backward_slabs=_slabs((32768, 1024, 1, 12), (131072, 2048, 2, 6), (WIDEST, 4096, 4, 3)),
+        backward_slabs=_slabs((32768, 1024, 1, 12), (WIDEST, 2048, 4, 5)),
     ),
 }
 
