@@ -341,7 +341,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (5120, 1024, 5120, 4, 4, 1),
             (6144, 2048, 6144, 4, 4, 1),
             (8192, 8192, 8192, 8, 3, 1),
-            (12288, 2048, 12288, 16, 3, 1),
+            (12288, 2048, 12288, 8, 3, 1),
         ),
         backward_slabs=_slabs((65536, 1024, 1, 16), (WIDEST, 2048, 4, 8)),
     ),
@@ -367,9 +367,9 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (5120, 1024, 5120, 4, 4, 1),
             (6144, 2048, 6144, 8, 3, 1),
             (8192, 8192, 8192, 8, 3, 1),
-            (12288, 2048, 12288, 16, 3, 1),
+            (12288, 2048, 12288, 8, 3, 1),
         ),
-        backward_slabs=_slabs((65536, 1024, 1, 14), (WIDEST, 2048, 4, 7)),
+        backward_slabs=_slabs((WIDEST, 2048, 4, 7)),
     ),
     ("layer", False): Ladders(
         forward=_tiles(

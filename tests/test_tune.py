@@ -212,17 +212,27 @@ def test_candidates_keep_the_limits(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("elements", "programs", "stages"),
-    [(8192, 2, 3), (4096, 2, 5), (8192, 1, 5), (32768, 1, 2), (32768, 2, 1), (8192, 16, 1), (8192, 32, 1)],
+    ("rows", "columns", "programs", "stages"),
+    [
+        (1, 8192, 2, 3),
+        (1, 4096, 2, 5),
+        (1, 8192, 1, 5),
+        (4, 8192, 1, 2),
+        (8192, 1, 1, 2),  # as many bytes of statistics as of rows
+        (1, 32768, 2, 1),
+        (1, 8192, 16, 1),
+        (1, 8192, 32, 1),
+    ],
 )
-def test_tiles_on_their_way_have_room(elements: int, programs: int, stages: int) -> None:
+def test_tiles_on_their_way_have_room(rows: int, columns: int, programs: int, stages: int) -> None:
     """Of 6 bytes a column, in 227 KiB, of which a program keeps 12 for other things; the launcher counts the same."""
     roomy = Space(ladders=("backward",), itemsize=2, row_bytes=6, held=5)
-    assert roomy.stages(elements, programs) == stages
-    assert stages == 1 or (stages - 1) * 6 * elements <= 227 * 1024 // programs - 12 * 1024
+    assert roomy.stages(rows, columns, programs) == stages
+    tile = rows * (6 * columns + 16)
+    assert stages == 1 or (stages - 1) * tile <= 227 * 1024 // programs - 12 * 1024
     text = render(plan(load(TEXT.encode(), "s.yaml")), "s.yaml")["a.py"]
     assert "room = _shared_memory(device) // per_multiprocessor - 12288\n" in text
-    assert "stages = max(1, min(stages, 1 + room // (BLOCK_N * BLOCKS * BLOCK_SIZE * row_bytes)))\n" in text
+    assert "1 + room // (BLOCK_N * (BLOCKS * BLOCK_SIZE * row_bytes + 16))" in text
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)

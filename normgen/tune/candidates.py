@@ -62,11 +62,12 @@ class Space:
         rows = 1 << (max(1, elements // row).bit_length() - 1)
         if ladder == "forward":
             return rows, block, warps
-        return rows, block, warps, min(stages, self.stages(rows * row, programs)), programs
+        return rows, block, warps, min(stages, self.stages(rows, row, programs)), programs
 
-    def stages(self, elements: int, programs: int) -> int:
-        """The most stages for which tiles on their way have room in shared memory."""
-        return max(1, 1 + (self.shared_memory // max(1, programs) - 12288) // (elements * self.row_bytes))
+    def stages(self, rows: int, columns: int, programs: int) -> int:
+        """The most stages for which tiles on their way have room in shared memory, with two statistics of each row."""
+        room = self.shared_memory // max(1, programs) - 12288
+        return max(1, 1 + room // (rows * (columns * self.row_bytes + 16)))
 
     def rung(self, ladder: str, launch: Launch, width: int) -> Rung:
         """The rung that serves rows up to `width`, and launches that at `width`. Raises ValidationError if none may."""
@@ -132,7 +133,7 @@ class Space:
                 # Fewer than 4 warps a multiprocessor cannot keep its memory busy.
                 if programs * warps < 4 or programs * elements * self.held > REGISTERS:
                     continue
-                for stages in range(1, 1 + min(4, self.stages(elements, programs))):
+                for stages in range(1, 1 + min(4, self.stages(rows, elements // rows, programs))):
                     yield rows, columns, warps, stages, programs
 
     def _chunks(self, width: int) -> Iterator[Launch]:
