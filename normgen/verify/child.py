@@ -48,6 +48,8 @@ class Recorder:
             message = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
             what = "skipped" if _is_memory(error) else "failed"
             self.write({"event": what, "id": item.nodeid, "message": message})
+            if isinstance(error, torch.AcceleratorError):  # the GPU is lost to this process: the rest would fail too
+                os._exit(1)
         return report
 
     def pytest_exception_interact(self, call: pytest.CallInfo[None], report: object) -> None:

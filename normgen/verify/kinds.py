@@ -54,6 +54,7 @@ KINDS = (
     Kind("columns apart", (), ("test_layouts",)),
     Kind("start not aligned", (), ("test_layouts",)),
     Kind("expanded or permuted rows", ("test_expanded_and_permuted",), absolute=True),
+    Kind("strides of size-1 dimensions", ("test_strides_that_say_nothing",)),
     Kind("layout of weight or bias", ("test_weight_layouts",)),
     Kind("offsets past 2^31", ("test_offsets_past_2_31",)),
     Kind("wrong gradients", (BACKWARD, "test_backward", "test_gradcheck"), absolute=True),
