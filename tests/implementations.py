@@ -221,4 +221,10 @@ def aborts(x, weight, eps):
     return rms(x, weight, eps)
 
 
+def leaves(x, weight, eps):
+    if x.shape[-1] == 17:
+        os._exit(0)
+    return rms(x, weight, eps)
+
+
 a_number = 3

@@ -198,14 +198,18 @@ def test_no_function_named(name, capsys):
     assert "names no function; write package.module:function or file.py:function" in capsys.readouterr().err
 
 
-def test_command_names_faults(capsys):
-    assert main(["verify", RMSNORM, "--impl", f"{HERE}:aborts", "--format", "json"]) == 1
+@pytest.mark.parametrize(
+    ("function", "how"),
+    [("aborts", "the process died of SIGABRT"), ("leaves", "the process ended before all tests were run")],
+)
+def test_command_names_faults(function, how, capsys):
+    assert main(["verify", RMSNORM, "--impl", f"{HERE}:{function}", "--format", "json"]) == 1
     said = json.loads(capsys.readouterr().out)
     [fault] = said["faults"]
     assert fault["key"] == "wrong values"
-    assert fault["message"] == "width 17, float16: the process died of SIGABRT in this case"
+    assert fault["message"] == f"width 17, float16: {how} in this case"
     after = {one["kind"]: one for one in said["kinds"]}["wrong gradients"]
-    assert (after["verdict"], after["case"]) == ("not run", "the process died of SIGABRT")
+    assert (after["verdict"], after["case"]) == ("not run", how)
 
 
 def test_command_passes_a_right_one(capsys, monkeypatch):

@@ -77,12 +77,12 @@ def _is_memory(error: BaseException) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
-def run(battery: Path, subject: Subject, write: Write, options: Sequence[str] = ()) -> None:
-    """Run the battery in this process. `options` are further ones of pytest."""
+def run(battery: Path, subject: Subject, write: Write, options: Sequence[str] = ()) -> int:
+    """Run the battery in this process and return pytest's exit code. `options` are further ones of pytest."""
     use(subject)
     empty = battery.with_name("pytest.ini")
     empty.write_text("[pytest]\n")  # whatever the settings around are, they are not for this
-    pytest.main(
+    return pytest.main(
         [
             f"--config-file={empty}",
             f"--rootdir={battery.parent}",
@@ -111,7 +111,9 @@ def main() -> None:
         except Unusable as error:
             write({"event": "unusable", "message": str(error)})
         else:
-            run(Path(job["battery"]), subject, write)
+            code = run(Path(job["battery"]), subject, write)
+            if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+                sys.exit(code)  # not all tests were run
             write({"event": "end", "refused": subject.refused})
 
 

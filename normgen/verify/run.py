@@ -79,9 +79,12 @@ def verify(plan: Plan, implementation: str, forward_only: bool, seconds: int) ->
         last = next((line for line in reversed(output.splitlines()) if line.strip()), "it said nothing")
         how = ending.words if ending else "the process ended"
         raise ToolError(implementation, f"{how} before the first test: {last}")
+    if not ending and steps[-1]["event"] != "end":
+        ending = Ending("the process ended before all tests were run", True)
     found = judge(steps, ending)
     if ending and not found.wrong:
-        raise ToolError(implementation, f"{ending.words}; nothing was wrong until then; --seconds allows more")
+        more = "" if ending.crashed else "; --seconds allows more"
+        raise ToolError(implementation, f"{ending.words}, and nothing was wrong until then{more}")
     return found
 
 
