@@ -1,7 +1,8 @@
 """The command line: arguments, printing, exit codes.
 
-Exit codes: 0 all is well; 1 findings (drift, files edited by hand, kernels that spill or access rows piecemeal); 2
-errors (specs, usage, the output folder, torch or triton missing where kernels are inspected).
+Exit codes: 0 all is well; 1 findings (drift, files edited by hand, kernels that spill or access rows piecemeal, an
+implementation that is wrong); 2 errors (specs, usage, the output folder, torch or triton missing where they are needed,
+an implementation that cannot be run).
 """
 
 from __future__ import annotations
@@ -194,6 +195,16 @@ def _inspect(args: argparse.Namespace) -> Report:
     return report
 
 
+def _verify(args: argparse.Namespace) -> Report:
+    from normgen.verify.run import findings, table, verify
+
+    [spec] = _load([args.spec]).values()
+    found = verify(_plan(spec), args.impl, args.forward_only, args.seconds)
+    # The table says it all; a fault a line is for those who do not read it.
+    faults = [] if args.format == "text" else findings(found, args.impl)
+    return Report(lines=table(found), data=asdict(found), faults=faults, code=1 if found.wrong else 0)
+
+
 def _schema(args: argparse.Namespace) -> Report:
     return Report(lines=[json.dumps(json_schema(), indent=2)])
 
@@ -263,6 +274,15 @@ def _name(text: str) -> str:
         raise argparse.ArgumentTypeError(error.faults[0].message) from None
 
 
+def _implementation(text: str) -> str:
+    place, colon, function = text.rpartition(":")
+    if not (place and colon and all(part.isidentifier() for part in function.split("."))):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} names no function; write package.module:function or file.py:function"
+        )
+    return text
+
+
 def _target(text: str) -> str:
     if text not in TARGETS:
         *most, last = TARGETS
@@ -311,6 +331,21 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--width", nargs="+", type=width, metavar="H", help="default: the widest of each rung")
     jobs = _number(1, 1024, "number of processes")
     inspect.add_argument("--jobs", type=jobs, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
+    verify = command(
+        "verify", _verify, "run the tests of a spec on any implementation of it; exit 1 where values are wrong"
+    )
+    verify.add_argument("spec", metavar="SPEC")
+    verify.add_argument(
+        "--impl",
+        required=True,
+        type=_implementation,
+        metavar="MODULE:FUNCTION",
+        help="package.module:function or file.py:function; it is called with the spec's arguments by name",
+    )
+    verify.add_argument("--forward-only", action="store_true", help="ask for no gradients")
+    verify.add_argument(
+        "--seconds", type=_count, default=1800, metavar="S", help="stop after that long (default: %(default)s)"
+    )
     command("schema", _schema, "print the JSON Schema of a spec file, for editors")
     listing = command("list", _list, "list specs, one line each")
     new = command("new", _new, "write a commented spec to start from, specs/NAME.yaml")
@@ -365,7 +400,7 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("specs", nargs="*", metavar="SPEC", help="default: specs/*.yaml")
     for made in (build, check):
         made.add_argument("--out", default=OUT, metavar="DIR", help="output folder (default: %(default)s)")
-    for made in (build, check, explain, inspect, listing, new, bench, tune):
+    for made in (build, check, explain, verify, inspect, listing, new, bench, tune):
         made.add_argument("--format", choices=("text", "json", "github"), default="text", help="default: %(default)s")
     return parser
 

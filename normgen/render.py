@@ -8,6 +8,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -159,11 +160,34 @@ def kernel_text(kernel: Kernel) -> str:
 def render(plan: Plan, source: str) -> dict[str, str]:
     """The files of a spec by their path in the output directory; `source` is the spec's path as the header names it."""
     name, digest = plan.spec.name, plan.spec.digest
+    scope = _scope(plan)
+    bodies = {
+        f"{name}.py": environment().get_template("module.py.jinja").render(scope),
+        f"tests/test_{name}.py": environment().get_template("test.py.jinja").render(scope),
+    }
+    return {path: seal(_tidy(body), source, digest) for path, body in bodies.items()}
+
+
+def render_battery(plan: Plan, forward_only: bool) -> dict[str, str]:
+    """The test of a spec for an implementation that is not ours, `battery.py`, and the module with its formula.
+
+    The operators of that module have a namespace of their own: the implementation may be the generated one.
+    """
+    module = environment().get_template("module.py.jinja").render(_scope(plan) | {"namespace": "normgen_verify"})
+    asked = replace(plan, statistics=(), backward=None if forward_only else plan.backward)
+    battery = environment().get_template("test.py.jinja").render(_scope(plan) | {"plan": asked, "foreign": True})
+    return {f"formula/{plan.spec.name}.py": _tidy(module), "battery.py": _tidy(battery)}
+
+
+def _scope(plan: Plan) -> dict[str, object]:
+    """What the templates of a file are given."""
+    name, digest = plan.spec.name, plan.spec.digest
     solved = solve(plan)
-    scope = {
+    return {
         "plan": plan,
         "kernels": solved,
         "kernel_text": kernel_text,
+        "foreign": False,
         "namespace": f"normgen_{digest[:8]}",
         "class_name": "".join(part.capitalize() for part in name.split("_")),
         "title": title(plan),
@@ -177,13 +201,7 @@ def render(plan: Plan, source: str) -> dict[str, str]:
         "owners": [
             [i for i, (_, g) in enumerate(solved.gradient_of) if g == gradient] for gradient in solved.gradients
         ],
-        "shapes_without_rows": f"[{', '.join('(2, 0)' if t.dims == 'N' else '(2, 0, H)' for t in plan.results)}]",
     }
-    bodies = {
-        f"{name}.py": environment().get_template("module.py.jinja").render(scope),
-        f"tests/test_{name}.py": environment().get_template("test.py.jinja").render(scope),
-    }
-    return {path: seal(_tidy(body), source, digest) for path, body in bodies.items()}
 
 
 def _tidy(text: str) -> str:

@@ -298,6 +298,7 @@ def test_ruff_changes_nothing(tmp_path: Path) -> None:
 SELECTED = [
     *("each_strategy", "weight_dtypes", "agrees_with_torch", "gradcheck", "one_result_used", "not_double"),
     *("changed_input", "no_backward", "mean_far", "bad_rows", "outlier", "small_eps", "sum_past", "variance_past"),
+    *("denominator", "every_", "eps_stands", "squares_may", "mean_is", "equal_rows", "only_the_rows"),
     *("eps_is_used", "eps_refused", "no_rows", "test_refused", "fake_results", "test_module"),
     *("only_wanted and (2] or 5])", "constant_rows and 1e-12-1000.1", "zero_rows and dtype0"),
 ]
