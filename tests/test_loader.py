@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 import time
 from itertools import pairwise
@@ -196,6 +197,13 @@ def test_one_fault(line: str, said: str) -> None:
 )
 def test_names(name: str, said: str) -> None:
     assert faults(BASE.replace("name: a", f"name: {name}")) == [f"s.yaml:1:7: name: {said}"]
+
+
+def test_no_keyword_is_a_name() -> None:
+    """Nor does the class of its name become one: `none` would be None."""
+    for word in {word.lower() for word in (*keyword.kwlist, *keyword.softkwlist)} - {"_"}:
+        [said] = faults(BASE.replace("name: a", f"name: '{word}'"))
+        assert said == f"s.yaml:1:7: name: {word!r} is a keyword of Python; choose another name"
 
 
 def test_yaml_words_are_text() -> None:
