@@ -77,13 +77,15 @@ def built(spec: Row) -> Row:
     files = render(plan(load(text_of(spec).encode(), "s.yaml")), "s.yaml")
     for path, text in files.items():
         compile(text, path, "exec")
-    needed = {"_check", "_check_tensor", "_weight_dtypes", "_unless_float64", "_formula", "_round", "reference"}
-    body = [
-        node
-        for node in ast.parse(files[f"{spec['name']}.py"]).body
-        if getattr(node, "name", None) in needed
-        or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("_NAME", "_DTYPES"))
-    ]
+    defined = {}
+    for node in ast.parse(files[f"{spec['name']}.py"]).body:
+        if isinstance(node, (ast.FunctionDef, ast.Assign)):
+            defined[node.name if isinstance(node, ast.FunctionDef) else ast.unparse(node.targets[0])] = node
+    needed, body = ["reference"], []
+    for name in needed:
+        body.append(defined[name])
+        named = {node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
+        needed += sorted(named & defined.keys() - set(needed))
     scope: Row = {"torch": torch}
     exec(compile(ast.Module(body, []), "reference", "exec"), scope)
     return scope
