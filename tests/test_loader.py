@@ -144,6 +144,7 @@ def test_no_numbers(written: str, said: str) -> None:
         ("7: 1", "4:1: a key must be a word such as eps, not 7"),
         ("affine: {~: 1}", "4:10: affine: a key must be a word such as eps, not ~"),
         ("? [a]\n: 1", "4:3: a key must be a word such as eps, not a list, a mapping or an alias"),
+        ("{{7*7}}: ~", "4:1: a key must be a word such as eps, not a list, a mapping or an alias"),
         ("norm: rms", "4:1: norm: the key stands in line 2 already; keep one of the two"),
         ("affine: {bias: true, bias: 1}", "4:22: affine.bias: the key stands in line 4 already; keep one of the two"),
         # what YAML has and specs have not
