@@ -137,7 +137,7 @@ def assert_equal(found: list[Any], wanted: list[Any], last_places: float) -> Non
         assert (one - other).abs().max() <= last_places * 2.0**-52 * other.abs().max()
 
 
-@settings(max_examples=700, deadline=None, derandomize=True)
+@settings(max_examples=500, deadline=None, derandomize=True)
 @given(specs(), st.data())
 def test_reference_is_the_formula_that_the_keys_say(spec: Row, data: st.DataObject) -> None:
     scope = built(spec)
