@@ -11,7 +11,7 @@ OLDEST_TESTS = each_strategy or gradcheck or bad_rows or operator or compiled
 # Rows are small: threads of one process only get in the way of the other's.
 export OMP_NUM_THREADS = 1
 
-.PHONY: build test compile lint golden clean
+.PHONY: build test compile fuzz lint golden clean
 
 build: .venv/ready
 	$(BIN)/normgen build specs/rmsnorm_residual.yaml
@@ -27,6 +27,10 @@ test: .venv/ready $(OLDEST) lint
 # so that a case takes minutes: `make test` gives them to one case and a sample. After a change of ladders or templates.
 compile: .venv/ready
 	NORMGEN_COMPILE=all $(BIN)/python -m pytest -n 2 tests/test_compile.py
+
+# An hour of mutated specs and tables through the loader. What breaks it is printed, as small as it gets: make it a test.
+fuzz: .venv/ready
+	$(BIN)/python -m tests.fuzz_loader 3600
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -175,8 +175,10 @@ class Document:
         event: Any = self.yaml.peek_event()
         if not isinstance(event, yaml.ScalarEvent):
             self._refuse(event.start_mark, path, "a key must be a word such as eps, not a list, a mapping or an alias")
+            known = len(self.faults)
             self._node((*path, "?"))
             self._node((*path, "?"))
+            del self.faults[known:]  # of what stands in them there is nothing to mend
             return
         self.yaml.get_event()
         key = _scalar(event)

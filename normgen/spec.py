@@ -100,7 +100,7 @@ _HIDDEN_SCHEMA: dict[str, Any] = {
 
 # Names of the generated module itself; a function or a class of the same name would shadow one of them.
 RESERVED_NAMES = frozenset(
-    "torch triton tl hashlib inspect functools sys math nn tensor once_differentiable reference x residual".split()
+    "torch triton tl hashlib inspect functools math nn tensor once_differentiable reference x residual".split()
 )
 
 

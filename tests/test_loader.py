@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 import time
 from itertools import pairwise
@@ -143,6 +144,7 @@ def test_no_numbers(written: str, said: str) -> None:
         ("7: 1", "4:1: a key must be a word such as eps, not 7"),
         ("affine: {~: 1}", "4:10: affine: a key must be a word such as eps, not ~"),
         ("? [a]\n: 1", "4:3: a key must be a word such as eps, not a list, a mapping or an alias"),
+        ("{{7*7}}: ~", "4:1: a key must be a word such as eps, not a list, a mapping or an alias"),
         ("norm: rms", "4:1: norm: the key stands in line 2 already; keep one of the two"),
         ("affine: {bias: true, bias: 1}", "4:22: affine.bias: the key stands in line 4 already; keep one of the two"),
         # what YAML has and specs have not
@@ -196,6 +198,13 @@ def test_one_fault(line: str, said: str) -> None:
 )
 def test_names(name: str, said: str) -> None:
     assert faults(BASE.replace("name: a", f"name: {name}")) == [f"s.yaml:1:7: name: {said}"]
+
+
+def test_no_keyword_is_a_name() -> None:
+    """Nor does the class of its name become one: `none` would be None."""
+    for word in {word.lower() for word in (*keyword.kwlist, *keyword.softkwlist)} - {"_"}:
+        [said] = faults(BASE.replace("name: a", f"name: '{word}'"))
+        assert said == f"s.yaml:1:7: name: {word!r} is a keyword of Python; choose another name"
 
 
 def test_yaml_words_are_text() -> None:
