@@ -11,7 +11,7 @@ OLDEST_TESTS = each_strategy or gradcheck or bad_rows or operator or compiled
 # Rows are small: threads of one process only get in the way of the other's.
 export OMP_NUM_THREADS = 1
 
-.PHONY: build test compile lint golden clean
+.PHONY: build test compile mutants nightly lint golden clean
 
 build: .venv/ready
 	$(BIN)/normgen build specs/rmsnorm_residual.yaml
@@ -27,6 +27,14 @@ test: .venv/ready $(OLDEST) lint
 # so that a case takes minutes: `make test` gives them to one case and a sample. After a change of ladders or templates.
 compile: .venv/ready
 	NORMGEN_COMPILE=all $(BIN)/python -m pytest -n 2 tests/test_compile.py
+
+# Every mutant of the generated modules, and the table of what kills each: an hour of one processor; goes on where it was
+# stopped. `make test` plants a dozen. After a change of templates.
+mutants: .venv/ready
+	PYTHONPATH=tests $(BIN)/python -m mutation
+
+# All that `make test` takes samples of, in full.
+nightly: test compile mutants
 
 lint: .venv/ready
 	$(BIN)/ruff check .
