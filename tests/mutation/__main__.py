@@ -29,7 +29,8 @@ def verdicts(mutants: list[Mutant]) -> dict[Mutant, Verdict]:
     """The verdict on each mutant, as kept or from its generated test."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     found = {}
-    for count, mutant in enumerate(mutants, 1):
+    # Those that survive take a whole test: they come last.
+    for count, mutant in enumerate(sorted(mutants, key=lambda mutant: bool(reason(mutant))), 1):
         test = (ROOT / "generated" / "tests" / f"test_{mutant.spec}.py").read_text()
         digest = hashlib.sha256((mutant.source + test).encode()).hexdigest()
         if digest not in kept:
@@ -39,7 +40,7 @@ def verdicts(mutants: list[Mutant]) -> dict[Mutant, Verdict]:
             KEPT.write_text(json.dumps(kept))
         found[mutant] = Verdict(*kept[digest])
         print(f"{count}/{len(mutants)} {mutant.rule.name}, {mutant.spec} {mutant.place}: {found[mutant]}", flush=True)
-    return found
+    return {mutant: found[mutant] for mutant in mutants}
 
 
 def main(names: list[str]) -> int:

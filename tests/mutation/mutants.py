@@ -35,11 +35,15 @@ class Mutant:
     before: str
     after: str
 
-    @property
-    def source(self) -> str:
-        lines = source_of(self.spec).splitlines(keepends=True)
+    def applied_to(self, source: str) -> str:
+        """The module, of which this is a mutant, with the line changed."""
+        lines = source.splitlines(keepends=True)
         lines[self.number] = lines[self.number].replace(self.before, self.after)
         return "".join(lines)
+
+    @property
+    def source(self) -> str:
+        return self.applied_to(source_of(self.spec))
 
     @property
     def change(self) -> tuple[str, ...]:
@@ -74,23 +78,23 @@ def mutants_of(rule: Rule, spec: str, source: str) -> Iterator[Mutant]:
 
 
 def all_mutants() -> list[Mutant]:
-    """What is planted: of each rule, in each function, the changes of `PLACES` lines, each in one of the specs with it.
+    """What is planted: of each rule the changes of `PLACES` lines, in as many functions, each in one spec that has it.
 
     A line that several specs have in one function is one place. Hashes choose, so that a new line or spec moves few.
     A rule that applies nowhere is an error: the kind of fault it stands for would no longer be planted.
     """
     chosen: list[Mutant] = []
     for rule in RULES:
-        places: dict[str, dict[tuple[str, ...], Mutant]] = {}
+        functions: dict[str, dict[tuple[str, ...], Mutant]] = {}
         for spec in SPECS:
             for mutant in mutants_of(rule, spec, source_of(spec)):
-                in_function = places.setdefault(mutant.function, {})
-                other = in_function.get(mutant.change, mutant)
-                in_function[mutant.change] = min(other, mutant, key=lambda one: _rank(one.spec, *one.change))
-        if not places:
+                places = functions.setdefault(mutant.function, {})
+                other = places.get(mutant.change, mutant)
+                places[mutant.change] = min(other, mutant, key=lambda one: _rank(one.spec, *one.change))
+        if not functions:
             raise LookupError(f"rule {rule.name!r} applies to no generated module: /{rule.pattern}/ in {rule.where}")
-        for in_function in places.values():
-            chosen += [in_function[change] for change in sorted(in_function, key=lambda one: _rank(*one))[:PLACES]]
+        firsts = [min(places.values(), key=lambda one: _rank(*one.change)) for places in functions.values()]
+        chosen += sorted(firsts, key=lambda one: _rank(*one.change))[:PLACES]
     return chosen
 
 

@@ -106,10 +106,11 @@ STATISTICS = (
     Rule(
         "variance about the mean in an RMS norm",
         r"(\w+_lanes) = tl\.fma\((x|summed), \2, \1\)",
-        r"\1 += tl.where(col_mask, \2 - tl.sum(\2, axis=1, keep_dims=True) / H, 0.0) * \2",
+        r"\1 = \1 + tl.where(col_mask, \2 - tl.sum(\2, axis=1, keep_dims=True) / H, 0.0) * \2",
     ),
     Rule("rows of a tile summed together", r"(tl\.sum\(\w+_lanes, axis=1.+\))$", r"tl.sum(\1, axis=0, keep_dims=True)"),
-    Rule("only the last block or chunk summed", r"^(\w+_lanes) = (\1 \+ (.+)|tl\.fma\((.+), \1\))", r"\1 = \3\4"),
+    Rule("last block or chunk alone", r"^(\w+_lanes) = \1 \+ (.+)", r"\1 = \2"),
+    Rule("last block or chunk alone, products", r"^(\w+_lanes) = tl\.fma\((\w+), (\w+), \1\)", r"\1 = \2 * \3"),
     Rule("first block kept for all", r"_blocks\[block\]", "_blocks[0]"),
     Rule("first chunk skipped", r"tl\.range\((first_col|0), (last_col|H)", r"tl.range(\1 + BLOCK_SIZE, \2"),
     Rule("last chunk skipped", r"tl\.range\((first_col|0), (last_col|H)", r"tl.range(\1, \2 - BLOCK_SIZE"),
@@ -120,7 +121,7 @@ STATISTICS = (
 ROUNDINGS = (
     Rule("rounding dropped", r"\.to\(input_dtype\)\.to\(compute\)", ""),
     Rule("rounding moved behind the product", r"rounded \* gamma", "(x_hat * gamma).to(input_dtype).to(compute)"),
-    Rule("sum rounded", r"(summed\w*) = (\w+ \+ \w+)$", r"\1 = (\2).to(x_ptr.dtype.element_ty).to(compute)"),
+    Rule("sum rounded", r"^summed = (\w+ \+ \w+)$", r"summed = (\1).to(x_ptr.dtype.element_ty).to(compute)"),
     Rule("x_hat rounded", r"^x_hat = (\w+ \* rstd)$", r"x_hat = (\1).to(x_ptr.dtype.element_ty).to(compute)", FORWARD),
     Rule("product rounded", r"scaled = (.+)", r"scaled = (\1).to(x_ptr.dtype.element_ty).to(compute)", FORWARD),
     Rule("result rounded to bf16", r"(tl\.store\(out_rows \+ col, \w+)", r"\1.to(tl.bfloat16)"),
@@ -188,7 +189,7 @@ EXCHANGE = (
     Rule("second word written for the first", r"(_post.+)row \* 2 \*", r"\1(row * 2 + 1) *", "backward_slabs"),
     Rule("words of the row before", r"(_collect.+)\brow\b", r"\1tl.maximum(row - 1, 0)", "backward_slabs"),
     Rule("words of all slabs in one place", r"(_post.+) \+ slab,", r"\1,", "backward_slabs"),
-    Rule("last slab left out", r"slab < SLABS", "slab < SLABS - 1", "_collect"),
+    Rule("last slab left out", r"tl\.sum\(values", "tl.sum(tl.where(slab < SLABS - 1, values, 0.0)", "_collect"),
     Rule("own slab alone", r"return tl\.sum\(values.+\)", "return tl.max(values, axis=1, keep_dims=True)", "_collect"),
 )
 
@@ -201,7 +202,7 @@ HOST = (
     Rule("layout not looked at", r"if tensor\.is_contiguous\(\)", "if True", "_rows"),
     Rule("layout of a parameter not looked at", r"^(weight|bias) = \1\.contiguous\(\)", "pass", "_forward|_backward"),
     Rule("results in the layout of x", r"torch\.contiguous_format", "torch.preserve_format", "_empty_like"),
-    Rule("no rows not looked at", r"if N == 0", "if False", "_forward|_backward"),
+    Rule("no rows not looked at", r"if N == 0", "if False", "_backward"),
     Rule("no rows, gradients left as they are", r"gradient\.zero_\(\)", "gradient", "_backward"),
     Rule("ones for an absent gradient", r"torch\.zeros", "torch.ones", "_absent"),
     Rule("unwanted gradient made", r" if needs\[\d\] else None", "", "_empty_gradients"),
