@@ -21,7 +21,8 @@ LIMIT = 600.0  # seconds; a whole test takes one or two minutes
 FIRST = ("of_each_strategy",)
 REACHED = {
     "forward": ("forward_of", "tiles"),
-    "forward_chunked": ("forward_of", "wide"),
+    "forward_chunked": ("forward_of", "wide", "test_forward["),
+    "forward_slabs": ("forward_of", "wide"),
     "statistics": ("backward_of", "wide"),
     "backward": ("backward_of", "tiles"),
     "backward_slabs": ("backward_of", "wide"),

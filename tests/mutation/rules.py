@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ROWS = "forward|forward_chunked|statistics"  # kernels that take the statistics of rows
-FORWARD = "forward|forward_chunked"
+ROWS = "forward|forward_chunked|forward_slabs|statistics"  # kernels that take the statistics of rows
+FORWARD = "forward|forward_chunked|forward_slabs"
+SLABS = "forward_slabs|backward_slabs"
 BACKWARD = "backward|backward_slabs"
 KERNELS = f"{ROWS}|{BACKWARD}|sum_partials"
 # Through fp16 and back, but for fp64: it must be noticed with tensors of other dtypes.
@@ -51,15 +52,15 @@ ADDRESSES = (
     Rule("stride of a row taken as H", r"row \* \w+_stride", "row * H"),
     Rule("results stored with the stride of x", r"(out_rows = \w+ \+ row \*) H", r"\1 x_stride"),
     Rule("gradients stored with the stride of dy", r"(d\w+_ptr \+ row \*) H", r"\1 dy_stride", BACKWARD),
-    Rule("offsets of 32 bits", r"\.to\(tl\.int64\)", ""),
+    Rule("offsets of 32 bits", r"^(row = .+)\.to\(tl\.int64\)", r"\1"),
     Rule("one column further", r"_rows \+ col\b", "_rows + col + 1"),
     Rule("a parameter's next column", r"(gamma|beta)_ptr \+ col\b", r"\1_ptr + (col + 1) % H"),
 )
 
 DENOMINATORS = (
-    Rule("BLOCK_SIZE in place of H", r"tl\.full\(\[1, 1\], H,", "tl.full([1, 1], BLOCK_SIZE,"),
+    Rule("BLOCK_SIZE in place of H", r"tl\.full\((.+), H,", r"tl.full(\1, BLOCK_SIZE,"),
     Rule("lanes in place of H", r"tl\.full\(\[1, 1\], H,", "tl.full([1, 1], BLOCKS * BLOCK_SIZE,", "forward|backward"),
-    Rule("H - 1 in place of H", r"tl\.full\(\[1, 1\], H,", "tl.full([1, 1], H - (H > 1),"),
+    Rule("H - 1 in place of H", r"tl\.full\((.+), H,", r"tl.full(\1, H - (H > 1),"),
     Rule("lanes of a chunk in place of its columns", r"tl\.minimum\(H - start, BLOCK_SIZE\)", "BLOCK_SIZE"),
 )
 
@@ -77,7 +78,7 @@ MASKS = (
     Rule("last column skipped", r"col < H", "col < H - 1", "_columns"),
     Rule("first column skipped", r"col < H", "(col < H) & (col > 0)", "_columns"),
     Rule("one column too many", r"col < H", "col <= H", "_columns"),
-    Rule("rows before the first", r"\(row >= program\) & ", "", "backward_slabs"),
+    Rule("rows before the first", r"tile >= program \+ programs", "tile >= program", SLABS),
 )
 
 STORES = (
@@ -94,7 +95,7 @@ STORES = (
 
 STATISTICS = (
     Rule("statistics of the row before", r"(mean|rstd)_ptr \+ row(?=, mask)", r"\1_ptr + tl.maximum(row - 1, 0)"),
-    Rule("values of the row after", r"= (\w+)_posted(?=$|\.to)", r"= \1_loaded", "backward_slabs"),
+    Rule("statistics of the row after", r"^(\w+) = (\w+)_posted$", r"\1 = \2_held", SLABS),
     Rule("mean not subtracted", r"(\w+) - (shifted_mean|mean)\b", r"\1"),
     Rule("first element not subtracted", r"(?<=col_mask, )(\w+) - \w+_first", r"\1"),
     Rule("first element not added to the mean", r"mean = \w+_first \+ shifted_mean", "mean = shifted_mean"),
@@ -112,9 +113,10 @@ STATISTICS = (
     Rule("last block or chunk alone", r"^(\w+_lanes) = \1 \+ (.+)", r"\1 = \2"),
     Rule("last block or chunk alone, products", r"^(\w+_lanes) = tl\.fma\((\w+), (\w+), \1\)", r"\1 = \2 * \3"),
     Rule("first block kept for all", r"_blocks\[block\]", "_blocks[0]"),
-    Rule("first chunk skipped", r"tl\.range\((first_col|0), (last_col|H)", r"tl.range(\1 + BLOCK_SIZE, \2"),
-    Rule("last chunk skipped", r"tl\.range\((first_col|0), (last_col|H)", r"tl.range(\1, \2 - BLOCK_SIZE"),
+    Rule("first chunk skipped", r"tl\.range\(0, H,", "tl.range(BLOCK_SIZE, H,"),
+    Rule("last chunk skipped", r"tl\.range\(0, H,", "tl.range(0, H - BLOCK_SIZE,"),
     Rule("chunks merged without weights", r"delta \* _divide\(count, total\)", "delta * 0.5"),
+    Rule("spread between slabs left out", r"within_sum \+ _total\(.+\)$", "within_sum"),
     Rule("spread between chunks left out", r"^square_sum \+= delta.+", "pass"),
 )
 
@@ -177,25 +179,25 @@ SUMS = (
     Rule("partial sums of one program left out", r"^programs,$", "programs - 1,", "_backward"),
     Rule("first tile of each program skipped", r"tl\.range\(program, ", "tl.range(program + tl.num_programs(0), "),
     Rule("last tile skipped", r"tl\.cdiv\(N, BLOCK_N\)", "(N // BLOCK_N)", "backward"),
-    Rule("last rows not finished", r"N \+ 2 \* programs", "N + programs", "backward_slabs"),
-    Rule("first rows not finished", r"tile >= program \+ 2", "tile >= program + 3", "backward_slabs"),
-    Rule("rows finished twice", r"row = tile - 2 \* programs", "row = tile - programs", "backward_slabs"),
+    Rule("last rows not finished", r"N \+ programs", "N", SLABS),
+    Rule("first rows not finished", r"tile >= program \+", "tile > program +", SLABS),
+    Rule("row after the one that was posted", r"row = tile - programs", "row = tile", SLABS),
 )
 
 EXCHANGE = (
-    Rule("first word read for the second", r"(_collect.+)\(row \* 2 \+ 1\)", r"\1row * 2", "backward_slabs"),
-    Rule("second word read for the first", r"(_collect.+)row \* 2 \*", r"\1(row * 2 + 1) *", "backward_slabs"),
-    Rule("first word written for the second", r"(_post.+)\(row \* 2 \+ 1\)", r"\1row * 2", "backward_slabs"),
-    Rule("second word written for the first", r"(_post.+)row \* 2 \*", r"\1(row * 2 + 1) *", "backward_slabs"),
-    Rule("words of the row before", r"(_collect.+)\brow\b", r"\1tl.maximum(row - 1, 0)", "backward_slabs"),
-    Rule("words of all slabs in one place", r"(_post.+) \+ slab,", r"\1,", "backward_slabs"),
-    Rule("last slab left out", r"tl\.sum\(values", "tl.sum(tl.where(slab < SLABS - 1, values, 0.0)", "_collect"),
-    Rule("own slab alone", r"return tl\.sum\(values.+\)", "return tl.max(values, axis=1, keep_dims=True)", "_collect"),
+    Rule("first word read for the second", r"_part\(words, 1", "_part(words, 0", SLABS),
+    Rule("second word read for the first", r"_part\(words, 0", "_part(words, 1", SLABS),
+    Rule("first word written for the second", r"\(row \* 2 \+ 1\)", "(row * 2)", SLABS),
+    Rule("second word written for the first", r"\(row \* 2\)", "(row * 2 + 1)", SLABS),
+    Rule("words of the row before", r"(_collect.+)\(tile - programs\)", r"\1tl.maximum(tile - programs - 1, 0)", SLABS),
+    Rule("words of all slabs in one place", r"(_post.+) \+ slab,", r"\1,", SLABS),
+    Rule("last word left out", r"lane < COUNT", "lane < COUNT - 1", "_collect"),
+    Rule("largest in place of the sum", r"tl\.sum\(values", "tl.max(values", "_total"),
 )
 
 HOST = (
     Rule("grid one short", r"\(-\(-(N // BLOCK_N|H // BLOCK_SIZE)\), 1, 1\)", r"(\1, 1, 1)", "_forward|_backward"),
-    Rule("slabs one short", r"SLABS = -\(-(H // BLOCK_SIZE)\)", r"SLABS = max(1, \1)", "_backward"),
+    Rule("slabs one short", r"SLABS = -\(-(H // BLOCK_SIZE)\)", r"SLABS = max(1, \1)", "_shared"),
     Rule("blocks one short", r"BLOCKS = -\(-(H // BLOCK_SIZE)\)", r"BLOCKS = max(1, \1)", "_tile"),
     Rule("copy left out", r"rows = rows\.contiguous\(\)", "pass", "_rows"),
     Rule("copy not needed", r"rows\.stride\(1\) != 1 and H != 1", "True", "_rows"),
@@ -208,7 +210,7 @@ HOST = (
     Rule("unwanted gradient made", r" if needs\[\d\] else None", "", "_empty_gradients"),
     Rule("saved tensor copied", r"save_for_backward\((\w+)", r"save_for_backward(\1.clone()", "_Autograd"),
     Rule("second derivatives let through", r"_gradients_once if .+ else ", "", "_Autograd"),
-    Rule("refusal left out", r"^if .+:", "if False:", "_check|_check_tensor"),
+    Rule("refusal left out", r"^if .+:", "if False:", "_check|_refuse"),
 )
 
 RULES = (
