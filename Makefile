@@ -11,7 +11,7 @@ OLDEST_TESTS = each_strategy or gradcheck or bad_rows or operator or compiled
 # Rows are small: threads of one process only get in the way of the other's.
 export OMP_NUM_THREADS = 1
 
-.PHONY: build test compile fuzz lint golden clean
+.PHONY: build test compile fuzz mutants nightly lint golden clean
 
 build: .venv/ready
 	$(BIN)/normgen build specs/rmsnorm_residual.yaml
@@ -31,6 +31,14 @@ compile: .venv/ready
 # An hour of mutated specs and tables through the loader. What breaks it is printed, as small as it gets: make it a test.
 fuzz: .venv/ready
 	$(BIN)/python -m tests.fuzz_loader 3600
+
+# Every mutant of the generated modules, and the table of what kills each: an hour of one processor; goes on where it was
+# stopped. `make test` plants a dozen. After a change of templates.
+mutants: .venv/ready
+	PYTHONPATH=tests $(BIN)/python -m mutation
+
+# All that `make test` takes samples of, in full.
+nightly: test compile mutants
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""What is rendered: the contract of the templates, the review checklist of a kernel, and the same bytes everywhere."""
+"""What is rendered: the contract of the templates, ladders, explanations, and the same bytes everywhere."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 from jinja2 import nodes
+from reading import kernels_in, ladders_in, words_in
 
 from normgen.equations import SCOPE, parse
 from normgen.kernels import Kernel
@@ -47,32 +47,6 @@ def plan_of(text: str) -> Plan:
 @lru_cache
 def module_of(name: str) -> ast.Module:
     return ast.parse((ROOT / "generated" / f"{name}.py").read_text())
-
-
-def kernels_in(tree: ast.Module) -> list[ast.FunctionDef]:
-    """The kernels of a module, without the arithmetic that they share."""
-    return [
-        node
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef)
-        and any(ast.unparse(one).startswith("triton.jit") for one in node.decorator_list)
-        and not node.name.startswith("_")
-    ]
-
-
-def calls(tree: ast.AST, function: str) -> Iterator[ast.Call]:
-    return (n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == function)
-
-
-def names_in(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-
-
-def words_in(tree: ast.AST) -> set[str]:
-    """The parts of all identifiers: `dgamma_partial_ptr` has dgamma, partial and ptr, and gamma besides."""
-    found = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)} | names_in(tree)
-    parts = {part for name in found for part in name.split("_")}
-    return parts | {part.removeprefix("d") for part in parts}
 
 
 # The contract of templates.
@@ -189,181 +163,12 @@ def test_compile_time_arguments_are_no_flags(name: str) -> None:
         assert not any(isinstance(node, ast.While) for node in ast.walk(kernel))
 
 
-# The review checklist of a kernel.
-
-
-def address(call: ast.Call) -> str:
-    return ast.unparse(call.args[0])
-
-
-def mask_of(call: ast.Call) -> str:
-    """The mask of a load or store; of a number that several programs have, one of them stores it."""
-    [mask] = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "mask"]
-    return mask.replace("(row < N) & col_mask", "mask").removesuffix(" & owner")
-
-
-def wanted_mask(where: str) -> str:
-    """The mask that belongs to an address: of the row, of the column, or of both."""
-    by_row, by_column = bool(re.search(r"_rows\b|\brow\b", where)), bool(re.search(r"\bcol\b", where))
-    return {(True, True): "mask", (True, False): "row_mask", (False, True): "col_mask"}[by_row, by_column]
-
-
-@shipped
-def test_loads_and_stores_are_masked(name: str) -> None:
-    for kernel in kernels_in(module_of(name)):
-        loads, stores = list(calls(kernel, "tl.load")), list(calls(kernel, "tl.store"))
-        assert loads
-        assert stores
-        for call in loads + stores:
-            assert mask_of(call) == wanted_mask(address(call)), ast.unparse(call)
-        for load_ in loads:
-            [other] = [ast.unparse(keyword.value) for keyword in load_.keywords if keyword.arg == "other"]
-            assert other == ("1.0" if address(load_).startswith("gamma_ptr") else "0.0")
-        made = {target: set(values(kernel, target)) for target in ("mask", "row_mask", "col, col_mask")}
-        assert made["mask"] <= {"row_mask & col_mask"}
-        assert made["row_mask"] <= ROW_MASKS[strategy_of(name, kernel)]
-        assert made["col, col_mask"]
-        # The last argument says that all columns exist: of this block, or of all that begin at a multiple of its size.
-        for columns in made["col, col_mask"]:
-            whole = "(block + 1) * BLOCK_SIZE <= H" if "block *" in columns else "H % BLOCK_SIZE == 0"
-            starts = ("block * BLOCK_SIZE", "start", "slab * BLOCK_SIZE", "tl.program_id(0) * BLOCK_SIZE")
-            assert columns in [f"_columns({start}, BLOCK_SIZE, H, {whole})" for start in starts]
-        assert not values(kernel, "col_mask")
-        assert not values(kernel, "col")
-
-
-# Chunks have a program for each row, which therefore exists.
-ROW_MASKS = {
-    "tile": {"row < N"},
-    "persistent": {"row < N"},
-    "chunked": {"tl.full([BLOCK_N, 1], True, tl.int1)"},
-    "slabs": {"row < N"},
-    "sum_partials": set(),
-}
-
-
-def strategy_of(name: str, function: ast.FunctionDef) -> str:
-    return next(kernel.strategy for kernel in solve(PLANS[name]).all if kernel.name == function.name)
-
-
-def values(kernel: ast.FunctionDef, target: str) -> list[str]:
-    """What is assigned to `target`, line by line."""
-    made = [node for node in ast.walk(kernel) if isinstance(node, ast.Assign)]
-    return [ast.unparse(node.value) for node in made if ast.unparse(node.targets[0]).strip("()") == target]
-
-
-@shipped
-def test_columns_beyond_a_row_are_masked(name: str) -> None:
-    [columns] = [n for n in module_of(name).body if isinstance(n, ast.FunctionDef) and n.name == "_columns"]
-    assert [ast.unparse(line) for line in columns.body] == [
-        "col = start + tl.arange(0, BLOCK_SIZE)[None, :]",
-        "if FULL:\n    col_mask = tl.full([1, BLOCK_SIZE], True, tl.int1)\nelse:\n    col_mask = col < H",
-        "return (col, col_mask)",
-    ]
-
-
-@shipped
-def test_loads_are_cast_at_once(name: str) -> None:
-    """Before anything is computed: a slab carries raw values from row to row, and casts them where it takes them."""
-    for kernel in kernels_in(module_of(name)):
-        if strategy_of(name, kernel) == "sum_partials":  # what it loads was stored in the dtype of the computation
-            continue
-        cast = {ast.unparse(call.func.value) for call in ast.walk(kernel) if cast_to_compute(call)}
-        made = [node for node in ast.walk(kernel) if isinstance(node, ast.Assign)]
-        for target, call in ((ast.unparse(node.targets[0]), call) for node in made for call in calls(node, "tl.load")):
-            text = ast.unparse(call)
-            # Statistics are kept in the dtype of the computation.
-            if text in cast or address(call) in ("mean_ptr + row", "rstd_ptr + row"):
-                continue
-            assert re.fullmatch(r"\w+_(loaded|raw|next)", target), text
-            assert target in cast, text
-        first = ast.unparse(kernel.args.args[0]).removesuffix(": tl.constexpr")
-        definition = f"compute: tl.constexpr = tl.float64 if {first}.dtype.element_ty == tl.float64 else tl.float32"
-        assert definition in ast.unparse(kernel)
-
-
-def cast_to_compute(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "to"
-        and [ast.unparse(argument) for argument in node.args] == ["compute"]
-    )
-
-
-@shipped
-def test_addresses(name: str) -> None:
-    """Parameters are addressed by column alone; a row is a 64-bit number times a stride that is an argument.
-
-    What is stored is contiguous: its stride is H.
-    """
-    solved = {kernel.name: kernel for kernel in solve(PLANS[name]).all}
-    assert solved.keys() == {kernel.name for kernel in kernels_in(module_of(name))}
-    for kernel in kernels_in(module_of(name)):
-        plan_of_it = solved[kernel.name]
-        arguments = {argument.arg for argument in kernel.args.args}
-        for call in (*calls(kernel, "tl.load"), *calls(kernel, "tl.store")):
-            if re.match(r"(gamma|beta)_ptr", address(call)):
-                assert address(call) in ("gamma_ptr + col", "beta_ptr + col")
-        sums = {ast.unparse(n) for n in ast.walk(kernel) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add)}
-        for tensor in plan_of_it.strided:
-            assert f"{tensor.pointer} + row * {tensor.stride}" in sums
-            assert tensor.stride in arguments
-        for tensor in plan_of_it.stores:
-            if tensor.dims == "NH":
-                assert f"{tensor.pointer} + row * H" in sums
-        products = [ast.unparse(n) for n in ast.walk(kernel) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult)]
-        strides = {product.removeprefix("row * ") for product in products if product.startswith("row * ")}
-        words = {str(len(plan_of_it.words)), f"{len(plan_of_it.words)} * SLABS", "SLABS"} if plan_of_it.words else set()
-        assert strides
-        assert strides <= {tensor.stride for tensor in plan_of_it.strided} | {"H"} | words
-        rows = values(kernel, "row")
-        assert rows
-        if plan_of_it.strategy != "sum_partials":  # a few hundred rows
-            assert all(".to(tl.int64)" in row for row in rows)
-
-
-def ladders_of(name: str) -> dict[str, tuple[tuple[int | None, ...], ...]]:
-    """The launch parameters that a module holds, by name."""
-    made = [node for node in module_of(name).body if isinstance(node, ast.Assign)]
-    found = {ast.unparse(node.targets[0]): node.value for node in made}
-    ladders = ("_FORWARD_TILES", "_CHUNKS", "_FORWARD_SLABS", "_BACKWARD_TILES", "_BACKWARD_SLABS")
-    return {name: ast.literal_eval(found[name]) for name in ladders if name in found} | {
-        name: (ast.literal_eval(found[name]),) for name in ("_STATISTICS", "_COLUMNS") if name in found
-    }
-
-
-@shipped
-def test_blocks_are_powers_of_two(name: str) -> None:
-    ladders = ladders_of(name)
-    sizes = {
-        rung[1] for ladder, rungs in ladders.items() if ladder not in ("_STATISTICS", "_COLUMNS") for rung in rungs
-    }
-    sizes |= {rung[0] for rung in ladders.get("_STATISTICS", ())}
-    sizes |= {size for rung in ladders.get("_COLUMNS", ()) for size in rung[:2]}
-    assert sizes
-    assert all(size is not None and size & (size - 1) == 0 for size in sizes)
-    text = ast.unparse(module_of(name))
-    found = set(re.findall(r"^ *BLOCK_SIZE = (.+)$", text, re.MULTILINE))
-    wanted = {"min(columns * 2 // itemsize, 1 << (H - 1).bit_length())"} if "_slabs(" in text else set()
-    assert found == wanted | (
-        {"min(columns, 1 << (H - 1).bit_length())"} if "_tile(" in text or "_CHUNKS" in text else set()
-    )
-    # Of slabs, by the widest element of the rows that the kernel loads: dtypes have 2, 4 or 8 bytes.
-    for kernel in kernels_in(module_of(name)):
-        if kernel.name.endswith("_slabs"):
-            loaded = [arg.arg.removesuffix("_stride") for arg in kernel.args.args if arg.arg.endswith("_stride")]
-            items = ", ".join(f"{row}.itemsize" for row in loaded)
-            itemsize = f"max({items})" if len(loaded) > 1 else items
-            ladder = f"_{'FORWARD' if 'forward' in kernel.name else 'BACKWARD'}_SLABS"
-            assert f"N, H, {ladder}, {itemsize}, " in text
-    if "_FORWARD_TILES" in ladders:
-        assert "return (1 << rows.bit_length() - 1, BLOCKS, BLOCK_SIZE, *launch)" in text
+# Ladders.
 
 
 @shipped
 def test_ladders_lead_upwards(name: str) -> None:
-    for ladder, rungs in ladders_of(name).items():
+    for ladder, rungs in ladders_in(module_of(name)).items():
         if ladder in ("_STATISTICS", "_COLUMNS"):
             continue
         widest = [rung[0] for rung in rungs]
@@ -375,36 +180,12 @@ def test_ladders_lead_upwards(name: str) -> None:
 @shipped
 def test_every_width_is_served(name: str) -> None:
     """The ladders have no gap: whole rows to some width, and from there on chunks and slabs, or a refusal."""
-    one, ladders = PLANS[name], ladders_of(name)
+    one, ladders = PLANS[name], ladders_in(module_of(name))
     directions = [("_FORWARD_TILES", "_CHUNKS", "_FORWARD_SLABS"), ("_BACKWARD_TILES", "_BACKWARD_SLABS")]
     for names in directions[: 2 if one.backward else 1]:
         widest = [rung[0] for ladder in names for rung in ladders.get(ladder, ())]
         limit = max(one.spec.widths) if one.spec.widths else one.width_limit
         assert widest[-1] is None if limit is None else max(w for w in widest if w) >= limit
-
-
-@shipped
-def test_statistics(name: str) -> None:
-    spec = PLANS[name].spec
-    placed = {"inside_sqrt": "_sqrt(var + epsilon)", "outside_sqrt": "_sqrt(var) + epsilon"}
-    comments = {
-        "inside_sqrt": "# eps inside the square root: the PyTorch convention.",
-        "outside_sqrt": "# eps outside the square root: not the PyTorch convention.",
-    }
-    text = (ROOT / "generated" / f"{name}.py").read_text()
-    for placement in placed:
-        assert (placed[placement] in text) == (placement == spec.eps.placement)
-        assert (comments[placement] in text) == (placement == spec.eps.placement)
-    for kernel in kernels_in(module_of(name)):
-        source = ast.unparse(kernel)
-        if "width" in names_in(kernel):  # every mean is over H, however many lanes there are
-            assert f"width = tl.full({'[]' if kernel.name.endswith('_slabs') else '[1, 1]'}, H, compute)" in source
-        for call in calls(kernel, "tl.sum"):
-            assert not {"mask", "col_mask", "row_mask"} & names_in(call)
-        stored = {address(call): ast.unparse(call.args[1]) for call in calls(kernel, "tl.store")}
-        if "_forward" in kernel.name:
-            assert {f"{one}_ptr + row": one for one in spec.save}.items() <= stored.items()
-            assert ("mean_ptr + row" in stored) == ("mean" in spec.save)
 
 
 # The same bytes everywhere, of a kind that ruff leaves alone.

@@ -1,0 +1,229 @@
+"""The kinds of fault, each as a rule that changes one line of a generated module.
+
+A rule is a regular expression on a line without its indent, what takes the place of the match, and the functions whose
+lines are looked at: kernels by what follows the spec's name, others by their own. Every match is a mutant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROWS = "forward|forward_chunked|forward_slabs|statistics"  # kernels that take the statistics of rows
+FORWARD = "forward|forward_chunked|forward_slabs"
+SLABS = "forward_slabs|backward_slabs"
+BACKWARD = "backward|backward_slabs"
+KERNELS = f"{ROWS}|{BACKWARD}|sum_partials"
+# Through fp16 and back, but for fp64: it must be noticed with tensors of other dtypes.
+FP16 = ".to(tl.float16 if compute == tl.float32 else compute).to(compute)"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`pattern` becomes `replacement` in the functions whose names match `where`."""
+
+    name: str
+    pattern: str
+    replacement: str
+    where: str = KERNELS
+
+
+PRECISION = (
+    Rule("a running sum in fp16", r"^(\w+_lanes) = (?!tl\.zeros)(.+)", rf"\1 = (\2){FP16}"),
+    Rule("a sum over rows in fp16", r"^(d\w+_sum) = (tl\.fma.+|.+ \+ .+)", rf"\1 = (\2){FP16}"),
+    Rule("a sum over rows in fp16, blocks", r"^(d\w+_blocks \+=) \((.+),\)", rf"\1 ((\2){FP16},)"),
+    Rule("squares in fp16", r"tl\.fma\((\w+), \1, (\w+)\)", rf"\2 + (\1{FP16} * \1){FP16}"),
+    Rule("mean in fp16", r"shifted_mean = (_divide.+)", rf"shifted_mean = \1{FP16}"),
+    Rule("variance in fp16", r"var = (_divide.+)", rf"var = \1{FP16}"),
+    Rule("eps in fp16", r"epsilon = (tl\.full.+)", rf"epsilon = \1{FP16}"),
+    Rule("rstd in the dtype of x", r"rstd = (_divide.+)", r"rstd = \1.to(x_ptr.dtype.element_ty).to(compute)", ROWS),
+)
+
+EPS = (
+    Rule("eps moved out of the root", r"_sqrt\(var \+ epsilon\)", "(_sqrt(var) + epsilon)"),
+    Rule("eps moved into the root", r"_sqrt\(var\) \+ epsilon", "_sqrt(var + epsilon)"),
+    Rule("eps left out", r" \+ epsilon", ""),
+    Rule("eps of the call not used", r"tl\.full\(\[1, 1\], epsilon,", "tl.full([1, 1], 1e-5,"),
+    Rule("eps inside the root, backward", r"_divide\(slope, tl\.where\(.+?\)\)", "slope"),
+)
+
+ADDRESSES = (
+    Rule("row offset on a parameter", r"(gamma|beta)_ptr \+ col", r"\1_ptr + row * H + col", FORWARD),
+    Rule("row offset on a parameter, backward", r"gamma_ptr \+ col", "gamma_ptr + program * H + col", BACKWARD),
+    Rule("stride of a row taken as H", r"row \* \w+_stride", "row * H"),
+    Rule("results stored with the stride of x", r"(out_rows = \w+ \+ row \*) H", r"\1 x_stride"),
+    Rule("gradients stored with the stride of dy", r"(d\w+_ptr \+ row \*) H", r"\1 dy_stride", BACKWARD),
+    Rule("offsets of 32 bits", r"^(row = .+)\.to\(tl\.int64\)", r"\1"),
+    Rule("one column further", r"_rows \+ col\b", "_rows + col + 1"),
+    Rule("a parameter's next column", r"(gamma|beta)_ptr \+ col\b", r"\1_ptr + (col + 1) % H"),
+)
+
+DENOMINATORS = (
+    Rule("BLOCK_SIZE in place of H", r"tl\.full\((.+), H,", r"tl.full(\1, BLOCK_SIZE,"),
+    Rule("lanes in place of H", r"tl\.full\(\[1, 1\], H,", "tl.full([1, 1], BLOCKS * BLOCK_SIZE,", "forward|backward"),
+    Rule("H - 1 in place of H", r"tl\.full\((.+), H,", r"tl.full(\1, H - (H > 1),"),
+    Rule("lanes of a chunk in place of its columns", r"tl\.minimum\(H - start, BLOCK_SIZE\)", "BLOCK_SIZE"),
+)
+
+MASKS = (
+    Rule("no mask on a load", r"(tl\.load\(.+?), mask=.+?, other=\d\.\d", r"\1"),
+    Rule("no mask on a centred value", r"tl\.where\(col_mask, (.+), 0\.0\)", r"\1"),
+    Rule("no mask on a store", r"(tl\.store\(.+), mask=\w+(?=[,)])", r"\1"),
+    Rule("other is -inf", r"other=\d\.\d", 'other=-float("inf")'),
+    Rule("other is 1 in place of 0", r"other=0\.0", "other=1.0"),
+    Rule("row mask lost", r"(\brow_mask|\(row < N\)) & col_mask", "col_mask"),
+    Rule("column mask lost", r"(\brow_mask|\(row < N\)) & col_mask", r"\1"),
+    Rule("last row skipped", r"row < N", "row < N - 1"),
+    Rule("first row skipped", r"row < N", "(row < N) & (row > 0)"),
+    Rule("one row too many", r"row < N", "row <= N"),
+    Rule("last column skipped", r"col < H", "col < H - 1", "_columns"),
+    Rule("first column skipped", r"col < H", "(col < H) & (col > 0)", "_columns"),
+    Rule("one column too many", r"col < H", "col <= H", "_columns"),
+    Rule("rows before the first", r"tile >= program \+ programs", "tile >= program", SLABS),
+)
+
+STORES = (
+    Rule("1/rstd stored for rstd", r"(tl\.store\(rstd_ptr \+ row), rstd,", r"\1, _divide(1.0, rstd),"),
+    Rule("variance stored for rstd", r"(tl\.store\(rstd_ptr \+ row), rstd,", r"\1, var,"),
+    Rule("mean stored without its shift", r"(tl\.store\(mean_ptr \+ row), mean,", r"\1, shifted_mean,"),
+    Rule("root taken for rstd", r"rstd = _divide\(1\.0, (.+)\)$", r"rstd = \1"),
+    Rule("rstd off by 1 %", r"rstd = (_divide\(.+|tl\.load\(.+)", r"rstd = 1.01 * \1"),
+    Rule("rstd off by 1e-4", r"rstd = (_divide\(.+|tl\.load\(.+)", r"rstd = 1.0001 * \1"),
+    Rule("a column beyond the row stored", r"(tl\.store\(\w+_rows .+)mask=mask", r"\1mask=row_mask & (col <= H)"),
+    Rule("a row beyond the last stored", r"(tl\.store\((\w+) \+ row, (\w+), .+)", r"\1; tl.store(\2 + row + 1, \3)"),
+    Rule("input overwritten", r"(tl\.store\(out_rows \+ col, (\w+), .+)", r"\1; tl.store(x_rows + col, \2, mask=mask)"),
+)
+
+STATISTICS = (
+    Rule("statistics of the row before", r"(mean|rstd)_ptr \+ row(?=, mask)", r"\1_ptr + tl.maximum(row - 1, 0)"),
+    Rule("statistics of the row after", r"^(\w+) = (\w+)_posted$", r"\1 = \2_held", SLABS),
+    Rule("mean not subtracted", r"(\w+) - (shifted_mean|mean)\b", r"\1"),
+    Rule("first element not subtracted", r"(?<=col_mask, )(\w+) - \w+_first", r"\1"),
+    Rule("first element not added to the mean", r"mean = \w+_first \+ shifted_mean", "mean = shifted_mean"),
+    Rule(
+        "mean subtracted in an RMS norm",
+        r"(x_hat|y) = (x|summed|residual_out) \* rstd",
+        r"\1 = (\2 - tl.sum(\2, axis=1, keep_dims=True) / H) * rstd",
+    ),
+    Rule(
+        "variance about the mean in an RMS norm",
+        r"(\w+_lanes) = tl\.fma\((x|summed), \2, \1\)",
+        r"\1 = \1 + tl.where(col_mask, \2 - tl.sum(\2, axis=1, keep_dims=True) / H, 0.0) * \2",
+    ),
+    Rule("rows of a tile summed together", r"(tl\.sum\(\w+_lanes, axis=1.+\))$", r"tl.sum(\1, axis=0, keep_dims=True)"),
+    Rule("last block or chunk alone", r"^(\w+_lanes) = \1 \+ (.+)", r"\1 = \2"),
+    Rule("last block or chunk alone, products", r"^(\w+_lanes) = tl\.fma\((\w+), (\w+), \1\)", r"\1 = \2 * \3"),
+    Rule("first block kept for all", r"_blocks\[block\]", "_blocks[0]"),
+    Rule("first chunk skipped", r"tl\.range\(0, H,", "tl.range(BLOCK_SIZE, H,"),
+    Rule("last chunk skipped", r"tl\.range\(0, H,", "tl.range(0, H - BLOCK_SIZE,"),
+    Rule("chunks merged without weights", r"delta \* _divide\(count, total\)", "delta * 0.5"),
+    Rule("spread between slabs left out", r"within_sum \+ _total\(.+\)$", "within_sum"),
+    Rule("spread between chunks left out", r"^square_sum \+= delta.+", "pass"),
+)
+
+ROUNDINGS = (
+    Rule("rounding dropped", r"\.to\(input_dtype\)\.to\(compute\)", ""),
+    Rule("rounding moved behind the product", r"rounded \* gamma", "(x_hat * gamma).to(input_dtype).to(compute)"),
+    Rule("sum rounded", r"^summed = (\w+ \+ \w+)$", r"summed = (\1).to(x_ptr.dtype.element_ty).to(compute)"),
+    Rule("x_hat rounded", r"^x_hat = (\w+ \* rstd)$", r"x_hat = (\1).to(x_ptr.dtype.element_ty).to(compute)", FORWARD),
+    Rule("product rounded", r"scaled = (.+)", r"scaled = (\1).to(x_ptr.dtype.element_ty).to(compute)", FORWARD),
+    Rule("result rounded to bf16", r"(tl\.store\(out_rows \+ col, \w+)", r"\1.to(tl.bfloat16)"),
+    Rule("stored sum rounded to bf16", r"(tl\.store\(residual_out_rows \+ col, \w+)", r"\1.to(tl.bfloat16)"),
+    Rule("gradient rounded to bf16", r"(tl\.store\(dx\w+ \+ .+, dx|tl\.store\(dx.+, dsummed)", r"\1.to(tl.bfloat16)"),
+    Rule("weight rounded", r"((gamma|beta) = .+)\.to\(comp", r"\1.to(x_ptr.dtype.element_ty).to(comp", FORWARD),
+    Rule("weight rounded, backward", r"(gamma = .+)\.to\(comp", r"\1.to(dy_ptr.dtype.element_ty).to(comp", BACKWARD),
+    Rule("gain rounded", r"gain = (gamma \+ .+)", r"gain = (\1).to(gamma_ptr.dtype.element_ty).to(compute)"),
+    Rule("partial sums in fp16", r"dgamma_partial_ptr\.dtype\.element_ty", "tl.float16", "sum_partials"),
+)
+
+TERMS = r"\((dx_hat|dy) - (dshift - )?(x_hat|y) \* dslope\)"
+GRADIENTS = (
+    Rule("weight offset forgotten", r"gain = gamma \+ .+", "gain = gamma"),
+    Rule("weight offset subtracted", r"gain = gamma \+ ", "gain = gamma - "),
+    Rule("shift term dropped", r" - dshift", ""),
+    Rule("shift term doubled", r" - dshift", " - 2.0 * dshift"),
+    Rule("shift term added", r" - dshift", " + dshift"),
+    Rule("slope term dropped", r" - (x_hat|y) \* dslope", ""),
+    Rule("slope term doubled", r" - (x_hat|y) \* dslope", r" - 2.0 * \1 * dslope"),
+    Rule("slope term added", r" - (x_hat|y) \* dslope", r" + \1 * dslope"),
+    Rule("slope times dy", TERMS, r"(\1 - \2\1 * dslope)"),
+    Rule("direct term dropped", TERMS, r"(0.0 - \2\3 * dslope)"),
+    Rule("direct term doubled", TERMS, r"(2.0 * \1 - \2\3 * dslope)"),
+    Rule("rstd left out of dx", rf"rstd \* (?={TERMS})", ""),
+    Rule("rstd squared in dx", rf"rstd \* (?={TERMS})", "rstd * rstd * "),
+    Rule("gradient of the stored sum dropped", r" \+ dresidual_out$", ""),
+    Rule("gradient of the stored sum doubled", r" \+ dresidual_out$", " + 2.0 * dresidual_out"),
+    Rule("weight left out of dx", r"dx_hat = dy \* \w+", "dx_hat = dy"),
+    Rule("weight squared in dx", r"dx_hat = dy \* (\w+)", r"dx_hat = dy * \1 * \1"),
+    Rule("slope without the weight", r"dx_hat(?=, x_hat, slope| \* x_hat, axis)", "dy"),
+    Rule("shift without the weight", r"(shift_sum_lanes \+|shift_sum = tl\.sum\() ?dx_hat", r"\1 dy"),
+    Rule("dweight with the weight", r"tl\.fma\(dy, (x_hat|rounded), dgamma", r"tl.fma(dx_hat, \1, dgamma"),
+    Rule("dweight of dy alone", r"tl\.fma\(dy, (x_hat|rounded), dgamma", "tl.fma(dy, 1.0, dgamma"),
+    Rule("dweight doubled", r"tl\.fma\(dy, (x_hat|rounded), dgamma", r"tl.fma(2.0 * dy, \1, dgamma"),
+    Rule("dbias with the weight", r"(dbeta_sum\S*) \+ dy", r"\1 + dx_hat"),
+    Rule("dbias doubled", r"(dbeta_sum\S*) \+ dy", r"\1 + 2.0 * dy"),
+    Rule("slope and shift exchanged", r"_divide\((shift|slope)_sum, width\)", r"_divide(\1_sum, -width)"),
+    Rule("dweight and dbias exchanged", r"^dx, dweight, dbias =", "dx, dbias, dweight =", "_backward"),
+    Rule("gradient of residual left out", r"return None, dx, dx\b", "return None, dx, None", "_gradients"),
+    Rule("gradient of x left out", r"return None, dx\b", "return None, None", "_gradients"),
+)
+
+SUMS = (
+    Rule("last tile of a program alone", r"tl\.fma\((\w+), (\w+), d\w+_sum[\w\[\]]*\)", r"\1 * \2"),
+    Rule("last tile of a program alone, dbias", r"dbeta_sum\S* \+ dy", "dy"),
+    Rule("sums of a tile not kept", r"^d\w+_sum = d\w+_blocks$", "pass"),
+    Rule("sums of the first block for all", r"_sum\[block\]", "_sum[0]"),
+    Rule("last tile of partial sums alone", r"^(dgamma|dbeta) \+=", r"\1 =", "sum_partials"),
+    Rule("first tile of partial sums skipped", r"tl\.range\(0, N, ", "tl.range(BLOCK_N, N, ", "sum_partials"),
+    Rule("partial sums of one row alone", r"tl\.sum\((dgamma|dbeta), axis=0, .+?\)", r"\1", "sum_partials"),
+    Rule("partial sums in one row", r"program \* H \+ col", "col"),
+    Rule("partial sums of one program left out", r"^programs,$", "programs - 1,", "_backward"),
+    Rule("first tile of each program skipped", r"tl\.range\(program, ", "tl.range(program + tl.num_programs(0), "),
+    Rule("last tile skipped", r"tl\.cdiv\(N, BLOCK_N\)", "(N // BLOCK_N)", "backward"),
+    Rule("last rows not finished", r"N \+ programs", "N", SLABS),
+    Rule("first rows not finished", r"tile >= program \+", "tile > program +", SLABS),
+    Rule("row after the one that was posted", r"row = tile - programs", "row = tile", SLABS),
+)
+
+EXCHANGE = (
+    Rule("first word read for the second", r"_part\(words, 1", "_part(words, 0", SLABS),
+    Rule("second word read for the first", r"_part\(words, 0", "_part(words, 1", SLABS),
+    Rule("first word written for the second", r"\(row \* 2 \+ 1\)", "(row * 2)", SLABS),
+    Rule("second word written for the first", r"\(row \* 2\)", "(row * 2 + 1)", SLABS),
+    Rule("words of the row before", r"(_collect.+)\(tile - programs\)", r"\1tl.maximum(tile - programs - 1, 0)", SLABS),
+    Rule("words of all slabs in one place", r"(_post.+) \+ slab,", r"\1,", SLABS),
+    Rule("last word left out", r"lane < COUNT", "lane < COUNT - 1", "_collect"),
+    Rule("largest in place of the sum", r"tl\.sum\(values", "tl.max(values", "_total"),
+)
+
+HOST = (
+    Rule("grid one short", r"\(-\(-(N // BLOCK_N|H // BLOCK_SIZE)\), 1, 1\)", r"(\1, 1, 1)", "_forward|_backward"),
+    Rule("slabs one short", r"SLABS = -\(-(H // BLOCK_SIZE)\)", r"SLABS = max(1, \1)", "_shared"),
+    Rule("blocks one short", r"BLOCKS = -\(-(H // BLOCK_SIZE)\)", r"BLOCKS = max(1, \1)", "_tile"),
+    Rule("copy left out", r"rows = rows\.contiguous\(\)", "pass", "_rows"),
+    Rule("copy not needed", r"rows\.stride\(1\) != 1 and H != 1", "True", "_rows"),
+    Rule("layout not looked at", r"if tensor\.is_contiguous\(\)", "if True", "_rows"),
+    Rule("layout of a parameter not looked at", r"^(weight|bias) = \1\.contiguous\(\)", "pass", "_forward|_backward"),
+    Rule("results in the layout of x", r"torch\.contiguous_format", "torch.preserve_format", "_empty_like"),
+    Rule("no rows not looked at", r"if N == 0", "if False", "_backward"),
+    Rule("no rows, gradients left as they are", r"gradient\.zero_\(\)", "gradient", "_backward"),
+    Rule("ones for an absent gradient", r"torch\.zeros", "torch.ones", "_absent"),
+    Rule("unwanted gradient made", r" if needs\[\d\] else None", "", "_empty_gradients"),
+    Rule("saved tensor copied", r"save_for_backward\((\w+)", r"save_for_backward(\1.clone()", "_Autograd"),
+    Rule("second derivatives let through", r"_gradients_once if .+ else ", "", "_Autograd"),
+    Rule("refusal left out", r"^if .+:", "if False:", "_check|_refuse"),
+)
+
+RULES = (
+    *PRECISION,
+    *EPS,
+    *ADDRESSES,
+    *DENOMINATORS,
+    *MASKS,
+    *STORES,
+    *STATISTICS,
+    *ROUNDINGS,
+    *GRADIENTS,
+    *SUMS,
+    *EXCHANGE,
+    *HOST,
+)

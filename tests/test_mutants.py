@@ -1,0 +1,68 @@
+"""The mutation proof: rules that apply, a table that is of these mutants, and a sample of them planted again."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from mutation import mutants
+from mutation.kills import TABLE, change
+from mutation.mutants import ROOT, SPECS, all_mutants, source_of
+from mutation.rules import RULES, Rule
+
+# Of each of these rules the first mutant; `make mutants` plants all.
+SAMPLE = (
+    "a running sum in fp16",
+    "eps moved out of the root",
+    "row offset on a parameter",
+    "stride of a row taken as H",
+    "BLOCK_SIZE in place of H",
+    "no mask on a load",
+    "no mask on a store",
+    "other is -inf",
+    "1/rstd stored for rstd",
+    "statistics of the row before",
+    "shift term dropped",
+    "partial sums of one program left out",
+)
+
+
+def test_each_rule_makes_programs() -> None:
+    found = all_mutants()
+    assert {mutant.rule.name for mutant in found} == {rule.name for rule in RULES}
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert len({mutant.source for mutant in found}) >= 0.9 * len(found)  # two rules may meet in one line
+    assert {mutant.spec for mutant in found} == set(SPECS)
+    for mutant in found:
+        module, mutated = source_of(mutant.spec).splitlines(), mutant.source.splitlines()
+        assert [new.strip() for old, new in zip(module, mutated, strict=True) if old != new] == [mutant.after]
+        ast.parse(mutant.source)
+
+
+def test_a_rule_that_applies_nowhere_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutants, "RULES", (*RULES, Rule("sum of cubes", r"cube_sum", "square_sum")))
+    with pytest.raises(LookupError, match="rule 'sum of cubes' applies to no generated module: /cube_sum/ in forward"):
+        all_mutants()
+
+
+def test_the_table_is_of_these_mutants() -> None:
+    rows = [line.rsplit(" | ", 1) for line in TABLE.read_text().splitlines() if line.startswith("| ")]
+    rows = [(start + " |", end) for start, end in rows if not start.startswith("| fault")]
+    wanted = Counter(map(change, all_mutants()))
+    assert Counter(start for start, _ in rows) == wanted, "run: make mutants"
+    assert all(end.removesuffix(" |") for _, end in rows)
+
+
+def test_the_sample_is_killed_as_the_table_says() -> None:
+    environ = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    run = subprocess.run(
+        [sys.executable, "-m", "mutation", *SAMPLE], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    found = run.stdout.splitlines()
+    assert len(found) == len(SAMPLE)
+    assert set(found) <= set(TABLE.read_text().splitlines())
