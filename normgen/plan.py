@@ -114,8 +114,11 @@ def _direction(
     if spec.strategy == "welford":
         ladder = ()
         reasons.append(f"{name}: no whole rows at any width, as strategy: welford asks")
-        if chunks:  # one program merges the chunks of its row, however many
-            chunks, slabs = [*chunks[:-1], chunks[-1].model_copy(update={"widest": WIDEST})], ()
+        if chunks:  # one program merges the chunks of its row, however many, and that takes more registers
+            ends = [*(rung.widest for rung in chunks[:-1]), WIDEST]
+            alone = [rung.model_copy(update={"programs": 1}) for rung in chunks]
+            chunks = [rung.model_copy(update={"widest": end}) for rung, end in zip(alone, ends, strict=True)]
+            slabs = ()
     limit = ladder[-1].widest if ladder else 0
     if single_block:
         limit, chunks, slabs = single_block_limit(spec.ladders, spec.grad), (), ()

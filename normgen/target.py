@@ -197,7 +197,9 @@ class Slab(Model):
     """Rows shared by programs that own `columns` columns each."""
 
     widest: Widest = Field(description=_WIDEST)
-    columns: int = Field(description="Columns a program, a power of two: of 2 bytes; wider elements, fewer.")
+    columns: int = Field(
+        description="Columns a program, a power of two: of 2 bytes; of wider elements, parameters too, fewer."
+    )
     warps: int = Field(description=_WARPS)
     programs: int = Field(description=_PROGRAMS)
     measured: Measured = Field(default_factory=list, description=_MEASURED)
@@ -434,7 +436,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (5120, 1024, 5120, 4, 4, 2),
             (8192, 8192, 8192, 8, 4, 1),
         ),
-        backward_slabs=_slabs((32768, 1024, 1, 12), (WIDEST, 2048, 4, 5)),
+        backward_slabs=_slabs((32768, 1024, 2, 10), (WIDEST, 2048, 4, 5)),
     ),
 }
 
