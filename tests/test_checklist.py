@@ -98,7 +98,7 @@ def test_1_blocks(source: Source) -> None:
     launched = " ".join(ast.unparse(source.tree).split())
     for kernel, function in source.kernels:
         if kernel.strategy == "slabs":
-            rows = [a.arg.removesuffix("_stride") for a in function.args.args if a.arg.endswith("_stride")]
+            rows = [tensor.api for tensor in kernel.loads if tensor.dims != "N"]
             itemsizes = ", ".join(f"{row}.itemsize" for row in rows)
             widest = f"max({itemsizes})" if len(rows) > 1 else itemsizes
             direction = "FORWARD" if "_forward" in kernel.name else "BACKWARD"
