@@ -96,7 +96,7 @@ def test_1_blocks(source: Source) -> None:
     }
     assert set(values(source.tree, "BLOCK_SIZE")) <= sizes_of_launches
     launched = " ".join(ast.unparse(source.tree).split())
-    for kernel, function in source.kernels:
+    for kernel, _ in source.kernels:
         if kernel.strategy == "slabs":
             rows = [tensor.api for tensor in kernel.loads if tensor.dims != "N"]
             itemsizes = ", ".join(f"{row}.itemsize" for row in rows)

@@ -21,7 +21,7 @@ SAMPLE = (
     "BLOCK_SIZE in place of H",
     "no mask on a load",
     "no mask on a store",
-    "other is -inf",
+    "variance in fp16",
     "1/rstd stored for rstd",
     "statistics of the row before",
     "shift term dropped",

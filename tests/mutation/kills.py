@@ -27,8 +27,8 @@ EQUIVALENTS = (
     Equivalent(
         r"other is .+",
         r"layernorm.*",
-        r"(forward|forward_chunked|statistics).*",
-        r"^(x|residual|summed)(_first)? = ",
+        r"(forward|forward_chunked|forward_slabs|statistics).*",
+        r"^(x|residual|summed|residual_out)(_first|_first_next|_loaded|_raw)? = ",
         "What lies outside of a row is set to 0 before it is summed, and of rows that do not exist nothing is stored.",
     ),
     Equivalent(
