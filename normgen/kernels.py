@@ -29,7 +29,7 @@ from normgen.equations import (
     whole_rows,
 )
 from normgen.plan import Plan
-from normgen.stages.base import Stage, Tensor
+from normgen.stages.base import Role, Stage, Tensor
 
 Macro = Callable[[Stage, str, str, str], str]
 """Renders the macro of that name of a stage's template: (stage, macro, taken, left) -> text."""
@@ -240,8 +240,7 @@ def _slabs(
     sums = _row_sums(chunked(System.of([*equations, *slab, *row], loads + mentioned, stores)))
     lanes = tuple(_word(f"{tensor.value}_slabs") for tensor in sums)
     totals = [Equation(tensor.value, f"_total({tensor.value}_slabs)") for tensor in sums]
-    firsts = tuple(_word(equation.target) for equation in equations if equation.expression.startswith("first("))
-    firsts = tuple(replace(tensor, role="scratch") for tensor in firsts)
+    firsts = tuple(_number(e.target, "scratch") for e in equations if e.expression.startswith("first("))
     lines = single(System.of([*equations, *taken, *totals, *row], known + lanes + firsts, stores))
     if len(lines.walks) > 1:
         raise EquationError(f"{name}: a row sum needs another; slabs take one exchange")
@@ -251,9 +250,14 @@ def _slabs(
     return replace(kernel, words=sums, held=held)
 
 
+def _number(name: str, role: Role) -> Tensor:
+    """One number a row."""
+    return Tensor(name, "N", role, "compute", name, "number of a row")
+
+
 def _word(name: str) -> Tensor:
-    """A sum that programs exchange: one number a row."""
-    return Tensor(name, "N", "word", "compute", name, "sum over a row")
+    """A sum that programs exchange."""
+    return _number(name, "word")
 
 
 def _row_sums(lines: Walks) -> tuple[Tensor, ...]:

@@ -15,7 +15,6 @@ from normgen.target import REGISTERS, THREAD_REGISTERS, WARP, Chunk, Ladders, Ru
 
 DIRECTIONS = {"forward": ("forward", "chunks", "forward_slabs"), "backward": ("backward", "backward_slabs")}
 """The ladders of a direction: of whole rows first, of the widest last."""
-SLABS = ("forward_slabs", "backward_slabs")
 
 POWERS = tuple(1 << power for power in range(18))
 WARPS = (1, 2, 4, 8, 16, 32)
@@ -71,7 +70,7 @@ class Space:
 
     def rung(self, ladder: str, launch: Launch, width: int) -> Rung:
         """The rung that serves rows up to `width`, and launches that at `width`. Raises ValidationError if none may."""
-        if ladder == "chunks" or ladder in SLABS:
+        if ladder not in ("forward", "backward"):
             columns, warps, programs = launch
             return (Chunk if ladder == "chunks" else Slab)(
                 widest=width, columns=columns, warps=warps, programs=programs
