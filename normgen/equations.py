@@ -240,18 +240,27 @@ def parse(text: str) -> list[Equation]:
     return equations
 
 
-def parse_fold(text: str) -> Fold | None:
-    """A stage's own way to take its reductions in chunks: blocks `begin:` and `each:`; None for no text."""
-    blocks = parse_blocks(text, "begin", "each")
-    return blocks and Fold.of(*(filter(None, map(str.strip, block.splitlines())) for block in blocks))
+def parse_fold(text: str) -> tuple[Fold, list[Equation]] | None:
+    """A stage's own way to take its reductions in chunks, and the equations that follow from it for the whole row.
+
+    Blocks `begin:`, `each:` and `row:`; None for no text.
+    """
+    blocks = parse_blocks(text, "begin", "each", "row")
+    if blocks is None:
+        return None
+    begin, each = (filter(None, map(str.strip, block.splitlines())) for block in blocks[:2])
+    return Fold.of(begin, each), parse(blocks[2])
 
 
-def parse_blocks(text: str, first: str, second: str) -> tuple[str, str] | None:
-    """The text of two named blocks, such as `begin:` and `each:`; None for no text."""
+def parse_blocks(text: str, *names: str) -> tuple[str, ...] | None:
+    """The text of named blocks in their order, such as `begin:` and `each:`; None for no text."""
     if not text.strip():
         return None
-    one, other = text.split(f"{first}:")[1].split(f"{second}:")
-    return one, other
+    blocks = []
+    for name in names:
+        before, text = text.split(f"{name}:")
+        blocks.append(before)
+    return *blocks[1:], text
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Kernel:
     words: tuple[Tensor, ...] = ()
     """Row sums that the programs which share a row exchange."""
     held: tuple[Tensor, ...] = ()
-    """In a kernel of slabs: the numbers of a row that both its steps take."""
+    """In a kernel of slabs: the numbers that one step makes of the first column of a row, and the other takes."""
 
     @cached_property
     def carried(self) -> tuple[Tensor, ...]:
@@ -65,6 +65,14 @@ class Kernel:
         made = {*self.posted.loads, *self.posted.stores}
         both = tuple(tensor for tensor in self.lines.loads if tensor.dims == "NH" and tensor in made)
         return both if len(both) == 1 and not self.sums else ()
+
+    @cached_property
+    def ahead(self) -> tuple[Tensor, ...]:
+        """In a kernel of slabs: the rows that are loaded while the one before is in work.
+
+        Where rows are read again, registers are worth more as those of another program.
+        """
+        return tuple(tensor for tensor in self.posted.loads if tensor.dims == "NH") if self.carried else ()
 
     @cached_property
     def read_again(self) -> tuple[Tensor, ...]:
@@ -161,9 +169,9 @@ class Kernels:
         return any(kernel.dtypes for kernel in self.all)
 
     @property
-    def exchanges(self) -> int:
-        """How many sums the programs that share a row exchange at most; 0 where none do."""
-        return max(len(kernel.words) for kernel in self.all)
+    def exchanges(self) -> bool:
+        """Whether programs that share a row exchange its sums."""
+        return any(kernel.words for kernel in self.all)
 
     @property
     def all(self) -> tuple[Kernel, ...]:
@@ -184,7 +192,9 @@ def kernels(plan: Plan, macro: Macro) -> Kernels:
     name = plan.spec.name
     forward_equations = _equations(plan, macro, "forward")
     welford = plan.spec.strategy == "welford"
-    folds = [f for stage, x, y in plan.stages if welford and (f := parse_fold(macro(stage, "chunked", x, y)))]
+    found = [f for stage, x, y in plan.stages if welford and (f := parse_fold(macro(stage, "chunked", x, y)))]
+    folds = [fold for fold, _ in found]
+    folded = [equation for _, row in found for equation in row]
     loads = plan.inputs + plan.parameters
     stores = plan.outputs + plan.statistics
     forward = forward_chunked = forward_slabs = None
@@ -192,13 +202,13 @@ def kernels(plan: Plan, macro: Macro) -> Kernels:
         lines = whole_rows(System.of(forward_equations, loads, stores))
         forward = _kernel(f"{name}_forward", "tile", "Results, a tile of whole rows a program.", loads, stores, lines)
     if plan.forward.chunks:
-        lines = chunked(System.of(forward_equations, loads, stores, folds))
+        lines = chunked(System.of(forward_equations + folded, loads, stores, folds))
         doc = "Results, each row in chunks."
         forward_chunked = _kernel(f"{name}_forward_chunked", "chunked", doc, loads, stores, lines)
     if plan.forward.slabs:
         forward_slabs = _forward_slabs(plan, macro, forward_equations)
     nothing = Kernels(forward, forward_chunked, forward_slabs, None, None, None, None, (), (), (), ())
-    return _with_backward(plan, macro, forward_equations, folds, nothing) if plan.backward else nothing
+    return _with_backward(plan, macro, forward_equations, folds, folded, nothing) if plan.backward else nothing
 
 
 def _forward_slabs(plan: Plan, macro: Macro, equations: list[Equation]) -> Kernel:
@@ -236,15 +246,17 @@ def _slabs(
     for the one step and for the other, `taken` those by which the other starts from what the one stored.
     """
     slab, row = blocks
-    mentioned = tuple(_word(use) for equation in row for use in equation.uses if use.endswith("_slabs"))
-    sums = _row_sums(chunked(System.of([*equations, *slab, *row], loads + mentioned, stores)))
+    mentioned = {use for equation in row for use in equation.uses if use.endswith("_slabs")}
+    asked = tuple(_word(name.removesuffix("_slabs")) for name in sorted(mentioned))
+    offered = loads + tuple(_word(name) for name in mentioned)
+    sums = _row_sums(chunked(System.of([*equations, *slab, *row], offered, stores + asked)))
     lanes = tuple(_word(f"{tensor.value}_slabs") for tensor in sums)
     totals = [Equation(tensor.value, f"_total({tensor.value}_slabs)") for tensor in sums]
     firsts = tuple(_number(e.target, "scratch") for e in equations if e.expression.startswith("first("))
     lines = single(System.of([*equations, *taken, *totals, *row], known + lanes + firsts, stores))
     if len(lines.walks) > 1:
         raise EquationError(f"{name}: a row sum needs another; slabs take one exchange")
-    held = tuple(t for t in lines.loads if t.dims == "N" and t.role != "word")
+    held = tuple(tensor for tensor in firsts if tensor in lines.loads)
     posted = single(System.of([*equations, *slab], loads, early + sums + held))
     kernel = _kernel(name, "slabs", doc, loads, early + stores, lines, posted)
     return replace(kernel, words=sums, held=held)
@@ -284,7 +296,12 @@ def _equations(plan: Plan, macro: Macro, direction: str) -> list[Equation]:
 
 
 def _with_backward(
-    plan: Plan, macro: Macro, forward_equations: list[Equation], folds: list[Fold], forward: Kernels
+    plan: Plan,
+    macro: Macro,
+    forward_equations: list[Equation],
+    folds: list[Fold],
+    folded: list[Equation],
+    forward: Kernels,
 ) -> Kernels:
     assert plan.backward is not None
     name = plan.spec.name
@@ -308,7 +325,7 @@ def _with_backward(
         slabs = _slabs(f"{name}_backward_slabs", doc, equations, [], ([], []), known, known, (), row_gradients + sums)
         if plan.scratch:
             sources = tuple(t for t in faithful + plan.inputs)
-            lines = chunked(System.of(equations, sources, plan.scratch, folds))
+            lines = chunked(System.of(equations + folded, sources, plan.scratch, folds))
             doc = "Row statistics that forward did not save."
             statistics = _kernel(f"{name}_statistics", "chunked", doc, sources, plan.scratch, lines)
     sum_partials = None

@@ -327,7 +327,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (32768, 8192, 32, 2),
             (65536, 16384, 32, 1),
         ),
-        forward_slabs=_slabs((131072, 4096, 4, 7), (WIDEST, 4096, 4, 6)),
+        forward_slabs=_slabs((131072, 4096, 4, 5), (WIDEST, 2048, 2, 10)),
         backward=_tiles(
             (96, 32, 4096, 4, 3, 2),
             (128, 64, 8192, 8, 3, 1),
@@ -345,7 +345,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 8192, 8192, 8, 3, 1),
             (12288, 2048, 12288, 8, 3, 1),
         ),
-        backward_slabs=_slabs((65536, 1024, 1, 16), (WIDEST, 2048, 4, 8)),
+        backward_slabs=_slabs((65536, 1024, 1, 16), (WIDEST, 2048, 2, 8)),
     ),
     ("rms", True): Ladders(
         forward=_tiles(
@@ -356,7 +356,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 8192, 8192, 8),
         ),
         chunks=_chunks((65536, 16384, 32, 1)),
-        forward_slabs=_slabs((WIDEST, 8192, 16, 2)),
+        forward_slabs=_slabs((65536, 2048, 2, 8), (WIDEST, 2048, 2, 6)),
         backward=_tiles(
             (256, 128, 8192, 8, 3, 1),
             (512, 512, 4096, 4, 3, 2),
@@ -371,7 +371,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 8192, 8192, 8, 3, 1),
             (12288, 2048, 12288, 8, 3, 1),
         ),
-        backward_slabs=_slabs((WIDEST, 2048, 4, 7)),
+        backward_slabs=_slabs((65536, 1024, 1, 14), (WIDEST, 2048, 4, 7)),
     ),
     ("layer", False): Ladders(
         forward=_tiles(
@@ -390,9 +390,8 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (12288, 4096, 8, 6),
             (16384, 4096, 16, 4),
             (32768, 8192, 32, 2),
-            (65536, 16384, 32, 1),
         ),
-        forward_slabs=_slabs((131072, 2048, 2, 10), (WIDEST, 4096, 4, 4)),
+        forward_slabs=_slabs((131072, 2048, 2, 8), (WIDEST, 8192, 8, 2)),
         backward=_tiles(
             (96, 32, 4096, 4, 4, 2),
             (128, 64, 2048, 4, 4, 2),
@@ -408,7 +407,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (5120, 1024, 5120, 4, 4, 2),
             (8192, 8192, 8192, 8, 4, 1),
         ),
-        backward_slabs=_slabs((32768, 1024, 1, 12), (WIDEST, 2048, 4, 6)),
+        backward_slabs=_slabs((65536, 1024, 1, 12), (WIDEST, 2048, 2, 6)),
     ),
     ("layer", True): Ladders(
         forward=_tiles(
@@ -420,7 +419,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 8192, 8192, 8),
         ),
         chunks=_chunks((16384, 8192, 16, 2), (32768, 16384, 32, 1)),
-        forward_slabs=_slabs((WIDEST, 4096, 4, 4)),
+        forward_slabs=_slabs((WIDEST, 2048, 2, 6)),
         backward=_tiles(
             (96, 32, 4096, 4, 4, 2),
             (128, 64, 2048, 4, 4, 2),
@@ -436,7 +435,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (5120, 1024, 5120, 4, 4, 2),
             (8192, 8192, 8192, 8, 4, 1),
         ),
-        backward_slabs=_slabs((32768, 1024, 2, 10), (WIDEST, 2048, 4, 5)),
+        backward_slabs=_slabs((65536, 1024, 1, 12), (WIDEST, 2048, 4, 5)),
     ),
 }
 

@@ -551,12 +551,20 @@ each:
 delta = x - mean
 mean += delta * gamma
 squares += delta * delta
+row:
+spread = squares - mean * mean
 """
 
 
+def fold_of(text: str) -> Fold:
+    found = parse_fold(text)
+    assert found is not None
+    return found[0]
+
+
 def test_fold() -> None:
-    fold = parse_fold(FOLD)
-    assert fold is not None
+    fold = fold_of(FOLD)
+    assert parse_fold(FOLD) == (fold, parse("spread = squares - mean * mean"))
     assert (fold.targets, fold.uses, fold.end) == (("mean", "squares"), ("x", "gamma"), ())
     assert parse_fold("\n  \n") is None
     text = X_MEAN + SQUARES + "y = x * squares + mean"
@@ -578,8 +586,7 @@ def test_fold() -> None:
 
 
 def test_a_fold_is_cut_to_what_is_wanted() -> None:
-    fold = parse_fold(FOLD)
-    assert fold is not None
+    fold = fold_of(FOLD)
     first, _ = map(walk, chunked(system(X_MEAN + SQUARES + "y = x * mean", folds=[fold])).walks)
     assert first == (
         ["mean = tl.zeros([BLOCK_N, 1], compute)"],
@@ -589,8 +596,7 @@ def test_a_fold_is_cut_to_what_is_wanted() -> None:
 
 
 def test_a_loaded_statistic_needs_no_fold() -> None:
-    fold = parse_fold(FOLD)
-    assert fold is not None
+    fold = fold_of(FOLD)
     mean, squares = tensor("mean", "N", "statistic"), tensor("squares", "N", "statistic")
     [one] = chunked(system("y = x * squares + mean", [X, mean, squares], folds=[fold])).walks
     assert walk(one) == (["load squares", "load mean"], ["load x", "y = x * squares + mean", "store y y"], [])

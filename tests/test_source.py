@@ -32,7 +32,7 @@ LANGUAGE = {
     "zeros",
 }
 # Roots in fp64, and the wait for a word, which NVIDIA's GPUs alone come to.
-ALONE = {"_sqrt": {"sqrt"}, "_collect": {"inline_asm_elementwise"}}
+ALONE = {"_sqrt": {"sqrt"}, "_collect": {"inline_asm_elementwise"}, "_widen": {"inline_asm_elementwise", "bfloat16"}}
 
 
 @pytest.fixture(params=sorted(SOURCES))
