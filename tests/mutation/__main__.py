@@ -80,7 +80,8 @@ def main() -> int:
     wrong = list(filter(None, itertools.starmap(contradiction, found.items())))
     if not wrong and not arguments.rules:
         TABLE.write_text(table(found))
-    print("\n".join(wrong), file=sys.stderr)
+    for said in wrong:
+        print(said, file=sys.stderr)
     return bool(wrong)
 
 

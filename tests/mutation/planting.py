@@ -17,7 +17,7 @@ import pytest
 from mutation.mutants import ROOT, Mutant
 
 LIMIT = 600.0  # seconds; a whole test takes one or two minutes
-# Cheap tests that reach every kernel, and what is in the names of those that reach one.
+# Cheap tests that reach every kernel, and what is in the names of those that reach one function.
 FIRST = ("of_each_strategy",)
 REACHED = {
     "forward": ("forward_of", "tiles"),
@@ -27,6 +27,11 @@ REACHED = {
     "backward": ("backward_of", "tiles"),
     "backward_slabs": ("backward_of", "wide"),
     "sum_partials": ("backward_of", "wide"),
+    "_rows": ("layout",),
+    "_check": ("refused",),
+    "_empty_like": ("like_real", "layout"),
+    "_Autograd": ("twice", "noticed"),
+    "_gradients": ("one_result", "wanted"),
 }
 NO_PROGRAM = ("NameError", "UnboundLocalError", "SyntaxError")
 
