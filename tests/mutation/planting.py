@@ -17,8 +17,8 @@ import pytest
 from mutation.mutants import ROOT, Mutant
 
 LIMIT = 600.0  # seconds; a whole test takes one or two minutes
-# Cheap tests that reach every kernel, and what is in the names of those that reach one function.
-FIRST = ("of_each_strategy",)
+# Cheap tests that reach every kernel and every stride, and what is in the names of those that reach one function.
+FIRST = ("of_each_strategy", "layout", "offsets")
 REACHED = {
     "forward": ("forward_of", "tiles"),
     "forward_chunked": ("forward_of", "wide", "chunks"),
