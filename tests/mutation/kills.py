@@ -1,55 +1,13 @@
-"""The kill table, and why what survives is no fault."""
+"""The kill table."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-
+from mutation.equivalents import equivalent
 from mutation.mutants import ROOT, Mutant
 from mutation.planting import Verdict
 
 LINE = "\n"
 TABLE = ROOT / "tests" / "mutation" / "KILLS.md"
-
-
-@dataclass(frozen=True)
-class Equivalent:
-    """Mutants that compute what the module does, by rule, spec, place and line: regular expressions."""
-
-    rule: str
-    spec: str
-    place: str
-    before: str
-    reason: str
-
-
-EQUIVALENTS = (
-    Equivalent(
-        r"other is .+",
-        r"layernorm.*",
-        r"(forward|forward_chunked|forward_slabs|statistics).*",
-        r"^(x|residual|summed|residual_out)(_first|_first_next|_loaded|_raw)? = ",
-        "What lies outside of a row is set to 0 before it is summed, and of rows that do not exist nothing is stored.",
-    ),
-    Equivalent(
-        r".+", r"rmsnorm_4096", r"_columns", r"col_mask", "Rows of 4096 are one whole block: no column is masked."
-    ),
-)
-
-
-def reason(mutant: Mutant) -> str:
-    """Why a mutant may survive, or nothing."""
-    for one in EQUIVALENTS:
-        said = ((one.rule, mutant.rule.name), (one.spec, mutant.spec), (one.place, mutant.place))
-        if all(re.fullmatch(pattern, text) for pattern, text in said) and re.search(one.before, mutant.before):
-            return one.reason
-    return ""
-
-
-def unused_reasons(verdicts: dict[Mutant, Verdict]) -> list[str]:
-    """Reasons that no survivor needs."""
-    used = {reason(mutant) for mutant, verdict in verdicts.items() if verdict.survived}
-    return [one.reason for one in EQUIVALENTS if one.reason not in used]
 
 
 def change(mutant: Mutant) -> str:
@@ -59,9 +17,23 @@ def change(mutant: Mutant) -> str:
 
 
 def row(mutant: Mutant, verdict: Verdict) -> str:
-    """A row of the table, with who killed the mutant or why it lives."""
-    how = "" if verdict.how in ("", "AssertionError") else f" ({verdict.how})"
-    return f"{change(mutant)} {reason(mutant) if verdict.survived else verdict.test + how} |"
+    """A row of the table, with who killed the mutant or why it is equivalent."""
+    kind = equivalent(mutant)
+    if kind:
+        return f"{change(mutant)} {kind.reason} |"
+    how = "" if verdict.how == "AssertionError" else f" ({verdict.how})"
+    return f"{change(mutant)} {verdict.test}{how} |"
+
+
+def contradiction(mutant: Mutant, verdict: Verdict) -> str:
+    """What is wrong with a verdict, if anything."""
+    if verdict.is_no_program:
+        return f"the rule makes no program: {change(mutant)} {verdict.how}"
+    if verdict.survived and not equivalent(mutant):
+        return f"not noticed: {change(mutant)}"
+    if equivalent(mutant) and not verdict.survived:
+        return f"not equivalent, {verdict.test} fails: {row(mutant, verdict)}"
+    return ""
 
 
 def table(verdicts: dict[Mutant, Verdict]) -> str:

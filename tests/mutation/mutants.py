@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from mutation.equivalents import EQUIVALENTS, equivalent
 from mutation.rules import RULES, Rule
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = 1
 SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
 
 
@@ -32,6 +32,7 @@ class Mutant:
     function: str  # less the name of the spec, which kernels begin with
     number: int  # of the line, from 0
     nth: int  # of the lines of this text in the function, from 1
+    row: str  # which row is meant: the last line above that sets `row`
     before: str
     after: str
 
@@ -56,47 +57,69 @@ class Mutant:
         return f"{self.function}, {self.nth}" if self.nth > 1 else self.function
 
 
+@dataclass(frozen=True)
+class Line:
+    """A line of a function or a class, without its indent; its fields are those of a mutant of it."""
+
+    number: int
+    nth: int
+    row: str
+    text: str
+
+
 @lru_cache
-def lines_of(source: str) -> list[tuple[str, int, str]]:
-    """Each line that is in a function or a class of a module: in which, its number from 0, and its text."""
-    lines = source.splitlines()
-    nodes = [node for node in ast.parse(source).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    numbers = [(node.name, number) for node in nodes for number in range(node.lineno - 1, node.end_lineno or 0)]
-    return [(name, number, lines[number].strip()) for name, number in numbers]
+def lines_of(spec: str, source: str) -> dict[str, list[Line]]:
+    """The lines of each function and class of a module."""
+    texts = [line.strip() for line in source.splitlines()]
+    found: dict[str, list[Line]] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            seen: Counter[str] = Counter()
+            row, lines = "", found.setdefault(node.name.removeprefix(f"{spec}_"), [])
+            for number in range(node.lineno - 1, node.end_lineno or 0):
+                text = texts[number]
+                seen[text] += 1
+                row = text if text.startswith("row = ") else row
+                lines.append(Line(number, seen[text], row, text))
+    return found
 
 
 def mutants_of(rule: Rule, spec: str, source: str) -> Iterator[Mutant]:
     """Every mutant that a rule makes of a module."""
-    seen: Counter[tuple[str, str]] = Counter()
-    for name, number, before in lines_of(source):
-        function = name.removeprefix(f"{spec}_")
-        seen[function, before] += 1
+    for function, lines in lines_of(spec, source).items():
         if re.fullmatch(rule.where, function):
-            for match in re.finditer(rule.pattern, before):
-                after = before[: match.start()] + match.expand(rule.replacement) + before[match.end() :]
-                yield Mutant(rule, spec, function, number, seen[function, before], before, after)
+            for line in lines:
+                for match in re.finditer(rule.pattern, line.text):
+                    after = line.text[: match.start()] + match.expand(rule.replacement) + line.text[match.end() :]
+                    yield Mutant(rule, spec, function, line.number, line.nth, line.row, line.text, after)
 
 
 def all_mutants() -> list[Mutant]:
-    """What is planted: of each rule the changes of `PLACES` lines, in as many functions, each in one spec that has it.
+    """What is planted: of each rule one line where it is a fault, and of each kind of equivalent one mutant.
 
-    A line that several specs have in one function is one place. Hashes choose, so that a new line or spec moves few.
-    A rule that applies nowhere is an error: the kind of fault it stands for would no longer be planted.
+    A line that several specs have in one function is one line. Hashes choose, so that a new line or spec moves few.
+    A rule that is nowhere a fault is an error: what it stands for would no longer be planted. So is a kind of
+    equivalent that there is none of.
     """
     chosen: list[Mutant] = []
+    equivalents: list[Mutant] = []
     for rule in RULES:
-        functions: dict[str, dict[tuple[str, ...], Mutant]] = {}
-        for spec in SPECS:
-            for mutant in mutants_of(rule, spec, source_of(spec)):
-                places = functions.setdefault(mutant.function, {})
-                other = places.get(mutant.change, mutant)
-                places[mutant.change] = min(other, mutant, key=lambda one: _rank(one.spec, *one.change))
-        if not functions:
-            raise LookupError(f"rule {rule.name!r} applies to no generated module: /{rule.pattern}/ in {rule.where}")
-        firsts = [min(places.values(), key=lambda one: _rank(*one.change)) for places in functions.values()]
-        chosen += sorted(firsts, key=lambda one: _rank(*one.change))[:PLACES]
+        found = [mutant for spec in SPECS for mutant in mutants_of(rule, spec, source_of(spec))]
+        faults = [mutant for mutant in found if not equivalent(mutant)]
+        if not faults:
+            raise LookupError(f"rule {rule.name!r} is a fault in no generated module: /{rule.pattern}/ in {rule.where}")
+        chosen.append(min(faults, key=_rank))
+        equivalents += [mutant for mutant in found if equivalent(mutant)]
+    for kind in EQUIVALENTS:
+        found = [mutant for mutant in equivalents if equivalent(mutant) is kind]
+        if not found:
+            raise LookupError(f"no mutant is equivalent for this reason: {kind.reason}")
+        chosen.append(min(found, key=_rank))
     return chosen
 
 
-def _rank(*words: str) -> bytes:
-    return hashlib.sha256("\n".join(words).encode()).digest()
+def _rank(mutant: Mutant) -> tuple[bytes, bytes]:
+    """By the change and, of one change, by the spec."""
+    digests = (hashlib.sha256("\n".join(words).encode()) for words in (mutant.change, (mutant.spec, *mutant.change)))
+    change, spec = (digest.digest() for digest in digests)
+    return change, spec

@@ -47,9 +47,15 @@ EPS = (
 )
 
 ADDRESSES = (
-    Rule("row offset on a parameter", r"(gamma|beta)_ptr \+ col", r"\1_ptr + row * H + col", FORWARD),
-    Rule("row offset on a parameter, backward", r"gamma_ptr \+ col", "gamma_ptr + program * H + col", BACKWARD),
-    Rule("stride of a row taken as H", r"row \* \w+_stride", "row * H"),
+    Rule("row offset on the weight", r"gamma_ptr \+ col", "gamma_ptr + row * H + col", FORWARD),
+    Rule("row offset on the weight, backward", r"gamma_ptr \+ col", "gamma_ptr + program * H + col", BACKWARD),
+    Rule("row offset on the bias", r"beta_ptr \+ col", "beta_ptr + row * H + col", FORWARD),
+    *(
+        Rule(f"stride of {tensor} taken as H", rf"row \* {tensor}_stride", "row * H")
+        for tensor in ("x", "residual", "residual_out", "dy", "dresidual_out")
+    ),
+    Rule("stride of x taken for that of residual", r"row \* residual_stride", "row * x_stride"),
+    Rule("statistics of all rows in one place", r"(tl\.store\((?:mean|rstd)_ptr \+ row)", r"\1 * 0", ROWS),
     Rule("results stored with the stride of x", r"(out_rows = \w+ \+ row \*) H", r"\1 x_stride"),
     Rule("gradients stored with the stride of dy", r"(d\w+_ptr \+ row \*) H", r"\1 dy_stride", BACKWARD),
     Rule("offsets of 32 bits", r"^(row = .+)\.to\(tl\.int64\)", r"\1"),
@@ -65,9 +71,13 @@ DENOMINATORS = (
 )
 
 MASKS = (
-    Rule("no mask on a load", r"(tl\.load\(.+?), mask=.+?, other=\d\.\d", r"\1"),
+    Rule("no mask on a load of rows", r"(tl\.load\(\w+_rows.*?), mask=.+?, other=\d\.\d", r"\1"),
+    Rule("no mask on a load of a parameter", r"(tl\.load\((?:gamma|beta)_ptr.*?), mask=.+?, other=\d\.\d", r"\1"),
+    Rule("no mask on a load of a statistic", r"(tl\.load\((?:mean|rstd)_ptr.*?), mask=.+?, other=\d\.\d", r"\1"),
     Rule("no mask on a centred value", r"tl\.where\(col_mask, (.+), 0\.0\)", r"\1"),
-    Rule("no mask on a store", r"(tl\.store\(.+), mask=\w+(?=[,)])", r"\1"),
+    Rule("no mask on a store of rows", r"(tl\.store\(\w+(?:_rows| \+ row \* H) .+), mask=\w+(?=[,)])", r"\1"),
+    Rule("no mask on a store of a statistic", r"(tl\.store\(\w+ \+ row, .+), mask=.+(?=\))", r"\1"),
+    Rule("no mask on a store of sums", r"(tl\.store\(d\w+_ptr .+), mask=col_mask(?=\))", r"\1"),
     Rule("other is -inf", r"other=\d\.\d", 'other=-float("inf")'),
     Rule("other is 1 in place of 0", r"other=0\.0", "other=1.0"),
     Rule("row mask lost", r"(\brow_mask|\(row < N\)) & col_mask", "col_mask"),
@@ -121,7 +131,9 @@ STATISTICS = (
 )
 
 ROUNDINGS = (
-    Rule("rounding dropped", r"\.to\(input_dtype\)\.to\(compute\)", ""),
+    Rule("rounding of x_hat dropped", r"^rounded = (\w+)\.to.+", r"rounded = \1", FORWARD),
+    Rule("rounding of x_hat dropped, backward", r"^rounded = (\w+)\.to.+", r"rounded = \1", BACKWARD),
+    Rule("rounding of the stored sum dropped", r"^summed = (\(.+\))\.to\(input_dtype\).+", r"summed = \1"),
     Rule("rounding moved behind the product", r"rounded \* gamma", "(x_hat * gamma).to(input_dtype).to(compute)"),
     Rule("sum rounded", r"^summed = (\w+ \+ \w+)$", r"summed = (\1).to(x_ptr.dtype.element_ty).to(compute)"),
     Rule("x_hat rounded", r"^x_hat = (\w+ \* rstd)$", r"x_hat = (\1).to(x_ptr.dtype.element_ty).to(compute)", FORWARD),
@@ -132,12 +144,18 @@ ROUNDINGS = (
     Rule("weight rounded", r"((gamma|beta) = .+)\.to\(comp", r"\1.to(x_ptr.dtype.element_ty).to(comp", FORWARD),
     Rule("weight rounded, backward", r"(gamma = .+)\.to\(comp", r"\1.to(dy_ptr.dtype.element_ty).to(comp", BACKWARD),
     Rule("gain rounded", r"gain = (gamma \+ .+)", r"gain = (\1).to(gamma_ptr.dtype.element_ty).to(compute)"),
-    Rule("partial sums in fp16", r"dgamma_partial_ptr\.dtype\.element_ty", "tl.float16", "sum_partials"),
+    Rule(
+        "partial sums in fp16",
+        r"^(dgamma|dbeta) \+= (.+)",
+        r"\1 = (\1 + \2).to(tl.float16 if \1.dtype == tl.float32 else \1.dtype).to(\1.dtype)",
+        "sum_partials",
+    ),
 )
 
 TERMS = r"\((dx_hat|dy) - (dshift - )?(x_hat|y) \* dslope\)"
 GRADIENTS = (
-    Rule("weight offset forgotten", r"gain = gamma \+ .+", "gain = gamma"),
+    Rule("weight offset forgotten", r"gain = gamma \+ .+", "gain = gamma", FORWARD),
+    Rule("weight offset forgotten in dx", r"gain = gamma \+ .+", "gain = gamma", BACKWARD),
     Rule("weight offset subtracted", r"gain = gamma \+ ", "gain = gamma - "),
     Rule("shift term dropped", r" - dshift", ""),
     Rule("shift term doubled", r" - dshift", " - 2.0 * dshift"),
@@ -157,11 +175,13 @@ GRADIENTS = (
     Rule("slope without the weight", r"dx_hat(?=, x_hat, slope| \* x_hat, axis)", "dy"),
     Rule("shift without the weight", r"(shift_sum_lanes \+|shift_sum = tl\.sum\() ?dx_hat", r"\1 dy"),
     Rule("dweight with the weight", r"tl\.fma\(dy, (x_hat|rounded), dgamma", r"tl.fma(dx_hat, \1, dgamma"),
+    Rule("dweight dropped", r"tl\.fma\(dy, \w+, (dgamma_sum[^)]*)\)", r"\1"),
     Rule("dweight of dy alone", r"tl\.fma\(dy, (x_hat|rounded), dgamma", "tl.fma(dy, 1.0, dgamma"),
     Rule("dweight doubled", r"tl\.fma\(dy, (x_hat|rounded), dgamma", r"tl.fma(2.0 * dy, \1, dgamma"),
+    Rule("dbias dropped", r"(dbeta_sum\S*) \+ dy", r"\1"),
     Rule("dbias with the weight", r"(dbeta_sum\S*) \+ dy", r"\1 + dx_hat"),
     Rule("dbias doubled", r"(dbeta_sum\S*) \+ dy", r"\1 + 2.0 * dy"),
-    Rule("slope and shift exchanged", r"_divide\((shift|slope)_sum, width\)", r"_divide(\1_sum, -width)"),
+    Rule("slope and shift exchanged", r" - dshift - (\w+) \* dslope", r" - dslope - \1 * dshift"),
     Rule("dweight and dbias exchanged", r"^dx, dweight, dbias =", "dx, dbias, dweight =", "_backward"),
     Rule("gradient of residual left out", r"return None, dx, dx\b", "return None, dx, None", "_gradients"),
     Rule("gradient of x left out", r"return None, dx\b", "return None, None", "_gradients"),
@@ -210,7 +230,9 @@ HOST = (
     Rule("unwanted gradient made", r" if needs\[\d\] else None", "", "_empty_gradients"),
     Rule("saved tensor copied", r"save_for_backward\((\w+)", r"save_for_backward(\1.clone()", "_Autograd"),
     Rule("second derivatives let through", r"_gradients_once if .+ else ", "", "_Autograd"),
-    Rule("refusal left out", r"^if .+:", "if False:", "_check|_refuse"),
+    Rule("dtype of x not looked at", r"^if dtype not in _DTYPES:", "if False:", "_check"),
+    Rule("shapes and dtypes not looked at", r"^if \w+\.shape != .+:", "if False:", "_check"),
+    Rule("eps not looked at", r"^if not 2\.0\*\*-126 .+:", "if False:", "_check"),
 )
 
 RULES = (

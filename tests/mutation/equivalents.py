@@ -1,0 +1,112 @@
+"""Mutants that are no fault: what they compute is what the module computes, so that no test can notice them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mutation.mutants import Mutant
+
+NEXT = r"^row = tile \+ programs \+ "  # the row that slabs look ahead to
+FIRST_NEXT = r"^row = program \+ "
+FINISHED = r"^row = tile - programs \+ "
+ALONE = r"^row = tl\.program_id\(0\) \+ "  # the only row of a program
+FORWARD = r"forward|forward_chunked|forward_slabs"
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """Mutants by rule, function and spec, by their line, and by the line above it that says which row is meant."""
+
+    rule: str
+    line: str
+    reason: str
+    row: str = ""
+    function: str = ".+"
+    spec: str = ".+"
+
+    def covers(self, mutant: Mutant) -> bool:
+        whole = ((self.rule, mutant.rule.name), (self.function, mutant.function), (self.spec, mutant.spec))
+        parts = ((self.line, mutant.before), (self.row, mutant.row))
+        return all(re.fullmatch(*one) for one in whole) and all(re.search(*one) for one in parts)
+
+
+EQUIVALENTS = (
+    Equivalent(
+        r"other is .+",
+        r"^(x|residual|summed|residual_out)(_first|_loaded)? = ",
+        "What lies outside of a row is set to 0 before it is summed, and of rows that do not exist nothing is stored.",
+        function=f"{FORWARD}|statistics",
+        spec=r"layernorm.*",
+    ),
+    Equivalent(
+        r"other is .+",
+        r"_raw = |_posted if POST else |^gamma = |^beta = ",
+        "When a row is finished nothing is summed over its columns, and of those beyond it none is stored.",
+        row=FINISHED,
+    ),
+    Equivalent(
+        r"other is .+",
+        r"^(gamma|beta) = ",
+        "A weight or bias beyond the row meets nothing that is summed or stored.",
+        function=FORWARD,
+    ),
+    Equivalent(
+        r"other is .+",
+        r"^dresidual_out = ",
+        "It is added to what is stored, and beyond the row nothing is stored.",
+        function="backward",
+    ),
+    Equivalent(
+        r"other is 1 .+",
+        r"^(residual_out(_loaded)?|mean|rstd) = ",
+        "It is multiplied by dy, which is 0 outside of the rows that exist.",
+        function=r"backward|backward_slabs",
+    ),
+    Equivalent(
+        r"other is .+",
+        r"_next = ",
+        "What is loaded for a row that does not exist is not used.",
+        row=f"{NEXT}|{FIRST_NEXT}",
+    ),
+    Equivalent(r"first row skipped", r"^row_mask = ", "The first row is no program's next row.", row=NEXT),
+    Equivalent(
+        r"one row too many|no mask on a load",
+        r"^row_mask = |_next = ",
+        "There are no more programs than rows.",
+        row=FIRST_NEXT,
+    ),
+    Equivalent(r"one row too many|row mask lost", r"row_mask", "Only rows that exist are finished.", row=FINISHED),
+    Equivalent(
+        r"row mask lost|no mask on .+",
+        r"\brow_mask\b",
+        "A program is launched for the one row that it walks.",
+        row=ALONE,
+    ),
+    Equivalent(
+        r"offsets of 32 bits",
+        rf"{NEXT}|{FIRST_NEXT}",
+        "The offset is the row's number: where that takes 64 bits, so does the counter that it is made from.",
+        function="backward_slabs",
+    ),
+    Equivalent(
+        r"column mask lost|.+ column skipped|one column too many|a column beyond the row stored"
+        r"|(lanes|BLOCK_SIZE) in place of H|blocks one short",
+        r"",
+        "Rows of 4096 are one whole block.",
+        spec="rmsnorm_4096",
+    ),
+    Equivalent(
+        r"other is .+|no mask on .+",
+        r"mask=col_mask",
+        "Rows of 4096 are one whole block, whose columns all exist.",
+        spec="rmsnorm_4096",
+    ),
+)
+
+
+def equivalent(mutant: Mutant) -> Equivalent | None:
+    """What the mutant is covered by first, if anything."""
+    return next((one for one in EQUIVALENTS if one.covers(mutant)), None)
