@@ -18,9 +18,11 @@ from normgen.bench.check import Truth, check_gradients, check_outputs, poison, t
 from normgen.bench.header import header
 from normgen.bench.latency import failure, latency
 from normgen.bench.measure import peak_mb, time_gpu
+from normgen.bench.plots import plot
 from normgen.bench.profile import ncu, profile
 from normgen.bench.providers import LIBRARIES, Case, Offer, Unsupported, make_case, offer
-from normgen.bench.report import LatencyRow, ProfileRow, Results, Row, latency_tables, plot, profile_tables, tables
+from normgen.bench.report import LatencyRow, ProfileRow, Results, Row
+from normgen.bench.tables import latency_tables, profile_tables, tables
 from normgen.bench.warm import warm
 from normgen.errors import OutputError
 from normgen.plan import Plan, plan
