@@ -1,4 +1,4 @@
-"""Is a result right? Every provider is held against the module's reference in fp64 before it is timed."""
+"""Is a result right? Every provider is held against the module's formula in fp64 before it is timed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _PIECE = 2**24
 
 @dataclass(frozen=True)
 class Truth:
-    """What the reference says, in fp64, for some rows; sums over rows are over all of them."""
+    """What the formula of the spec gives in fp64 for some rows; sums over rows are over all of them.
+
+    It is rounded where the spec names a rounding, and nowhere else.
+    """
 
     rows: Any
     """Index of the rows."""
@@ -37,12 +40,12 @@ class Truth:
 
 
 def truth(case: Case) -> Truth:
-    """The outputs and gradients of some rows, by `module.reference` in fp64."""
+    """The outputs and gradients of some rows, by the formula that the tests of the module hold it to."""
     count = max(1, min(case.sizes.rows, _ROWS, _ELEMENTS // case.sizes.H))
     rows = torch.arange(count, device=case.arguments[0].device) * (case.sizes.rows - 1) // max(1, count - 1)
     inputs = len(case.plan.inputs)
     leaves = _upcast(case, rows)
-    outputs = _reference(case, leaves)
+    outputs = _outputs(case, leaves)
     if case.plan.backward is None:
         return Truth(rows, outputs, ())
     cotangents = [cotangent[rows].double() for cotangent in case.cotangents]
@@ -56,9 +59,10 @@ def _upcast(case: Case, rows: Any) -> Tensors:
     return tuple(one.detach().double().requires_grad_(case.plan.backward is not None) for one in picked)
 
 
-def _reference(case: Case, arguments: Tensors) -> Tensors:
-    results = case.module.reference(*arguments, case.spec.eps.value)
-    return results if isinstance(results, tuple) else (results,)
+def _outputs(case: Case, arguments: Tensors) -> Tensors:
+    dtype = getattr(torch, case.sizes.dtype)
+    results = case.module._formula(*arguments, case.spec.eps.value, torch.float64, dtype)
+    return (results if isinstance(results, tuple) else (results,))[: len(case.plan.outputs)]
 
 
 def _parameter_gradients(case: Case) -> Tensors:
@@ -72,7 +76,7 @@ def _parameter_gradients(case: Case) -> Tensors:
         piece = slice(start, start + step)
         leaves = _upcast(case, piece)
         cotangents = [cotangent[piece].double() for cotangent in case.cotangents]
-        found = torch.autograd.grad(_reference(case, leaves), leaves[inputs:], cotangents)
+        found = torch.autograd.grad(_outputs(case, leaves), leaves[inputs:], cotangents)
         for total, gradient in zip(totals, found, strict=True):
             total += gradient
     return tuple(totals)
