@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,68 @@ class ProfileRow:
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class ErrorRow:
+    """Errors of one provider for rows of one kind, in units in the last place of the dtype the spec gives the result.
+
+    The largest and the mean of each result; None for what the spec does not have. `ulps.errors` says what a unit is.
+    """
+
+    spec: str
+    dtype: str
+    """Of x; weight and bias have the same where the spec allows it."""
+    H: int
+    rows: int
+    offset: float
+    """The mean of x, and of a residual, in units of their spread."""
+    scale: float
+    """The spread of x, and of a residual."""
+    provider: str
+    y: float | None = None
+    y_mean: float | None = None
+    dx: float | None = None
+    dx_mean: float | None = None
+    dweight: float | None = None
+    dweight_mean: float | None = None
+    dbias: float | None = None
+    dbias_mean: float | None = None
+    error: str | None = None
+
+
+MEASURED = ("y", "dx", "dweight", "dbias")
+"""The results of which errors are measured."""
+LAST_PLACE = 1.0
+"""Units by which an error of ours may exceed that of torch: two roundings of the same value differ by as much."""
+
+
+def excess(rows: Iterable[ErrorRow], name: str) -> Iterator[tuple[ErrorRow, ErrorRow, float]]:
+    """Wherever both were measured: ours, that of eager torch, and by how much the largest error of ours is larger."""
+    found: dict[tuple[Any, ...], dict[str, ErrorRow]] = {}
+    for row in rows:
+        if getattr(row, name) is not None:
+            found.setdefault((row.spec, row.dtype, row.H, row.rows, row.offset, row.scale), {})[row.provider] = row
+    for beside in found.values():
+        if {"normgen", "torch"} <= set(beside):
+            ours, torchs = beside["normgen"], beside["torch"]
+            yield ours, torchs, getattr(ours, name) - getattr(torchs, name)
+
+
+def worse(rows: Sequence[ErrorRow]) -> list[str]:
+    """A sentence for each largest error of ours that exceeds that of eager torch by more than LAST_PLACE."""
+    return [
+        f"worse than torch: {name} of {ours.spec}, {ours.dtype}, H {ours.H}, offset {ours.offset:g}, "
+        f"scale {ours.scale:g}: {shown(ours, name)} against {shown(torchs, name)}"
+        for name in MEASURED
+        for ours, torchs, more in excess(rows, name)
+        if more > LAST_PLACE
+    ]
+
+
+def shown(row: ErrorRow, name: str) -> str:
+    """The largest error of a result, and the mean."""
+    return f"{getattr(row, name):.2f} ({getattr(row, f'{name}_mean'):.2f})"
+
+
 @dataclass
 class Results:
     """Everything that a run found. `save` keeps it on disk."""
@@ -92,19 +154,27 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     latency: list[LatencyRow] = field(default_factory=list)
     profile: list[ProfileRow] = field(default_factory=list)
-
+    errors: list[ErrorRow] = field(default_factory=list)
     stopped: str | None = None
     """Why the run ended before its end."""
+    name: str = "bench"
+    """Of the JSON file."""
 
     @property
     def failed(self) -> bool:
-        """Whether a kernel of ours was wrong or did not run, or the run was stopped."""
-        found = [(row.provider, row.error) for row in self.rows] + [(row.provider, row.error) for row in self.latency]
-        return self.stopped is not None or any(provider == "normgen" and error is not None for provider, error in found)
+        """Whether a kernel of ours was wrong, worse than torch or did not run, or the run was stopped."""
+        found = [(row.provider, row.error) for part in (self.rows, self.latency, self.errors) for row in part]
+        ours = any(provider == "normgen" and error is not None for provider, error in found)
+        return self.stopped is not None or ours or bool(worse(self.errors))
 
     def document(self) -> dict[str, Any]:
-        """The content of bench.json."""
-        parts: dict[str, list[Any]] = {"rows": self.rows, "latency": self.latency, "profile": self.profile}
+        """The content of the JSON file."""
+        parts: dict[str, list[Any]] = {
+            "rows": self.rows,
+            "latency": self.latency,
+            "profile": self.profile,
+            "errors": self.errors,
+        }
         stopped = {"stopped": self.stopped} if self.stopped else {}
         return {
             **self.header,
@@ -113,17 +183,19 @@ class Results:
         }
 
     def save(self, out: Path) -> None:
-        """Write bench.json and a CSV of each kind of rows into `out`. A kill at any moment leaves the last whole file.
+        """Write JSON, and a CSV of each kind of rows, into `out`. A kill at any moment leaves the last whole file.
 
         Raises OSError.
         """
         out.mkdir(parents=True, exist_ok=True)
         # One row a line: a file that git can compare.
         document = self.document()
-        texts = {"bench.json": _json_text(document)}
+        texts = {f"{self.name}.json": _json_text(document)}
         for name, part in (("bench", self.rows), ("latency", self.latency), ("profile", self.profile)):
             if part:
                 texts[f"{name}.csv"] = csv_text(part)
+        if self.errors:
+            texts["errors.csv"] = csv_text(self.errors)
         for name, text in texts.items():
             temporary = out / f"{name}.tmp"
             temporary.write_text(text)
@@ -141,7 +213,7 @@ def _json_text(document: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
-def csv_text(rows: Sequence[Row] | Sequence[LatencyRow] | Sequence[ProfileRow]) -> str:
+def csv_text(rows: Sequence[Row | LatencyRow | ProfileRow | ErrorRow]) -> str:
     """The rows as CSV with a line of names; what was not measured is empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [column.name for column in fields(rows[0])], lineterminator="\n")

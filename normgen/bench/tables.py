@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from normgen.bench.cases import PEERS, PROVIDERS
-from normgen.bench.report import LatencyRow, ProfileRow, Row
+from normgen.bench.report import LAST_PLACE, MEASURED, ErrorRow, LatencyRow, ProfileRow, Row, excess, worse
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
@@ -106,3 +106,35 @@ def profile_tables(rows: Sequence[ProfileRow]) -> list[str]:
         ]
         table.append([row.op, str(row.H), row.provider, "-" if row.kernels is None else str(row.kernels), *counted])
     return ["DRAM traffic of a call", *_aligned(table), *_failures((r.provider, str(r.H), r.error) for r in rows)]
+
+
+def error_tables(rows: Sequence[ErrorRow]) -> list[str]:
+    """For each result of each spec: a line a dtype and offset, the worst over widths and scales; then the verdict."""
+    lines: list[str] = []
+    for spec in dict.fromkeys(row.spec for row in rows):
+        mine = [row for row in rows if row.spec == spec]
+        providers = [name for name in PROVIDERS if any(row.provider == name for row in mine)]
+        for name in MEASURED:
+            found = [row for row in mine if getattr(row, name) is not None]
+            if not found:
+                continue
+            lines += [f"{spec}, {name}: units in the last place, the largest error (the mean of all)"]
+            table = [["dtype", "offset", *providers, "ours - torch"]]
+            for dtype, offset in dict.fromkeys((row.dtype, row.offset) for row in found):
+                here = [row for row in found if (row.dtype, row.offset) == (dtype, offset)]
+                cells = [_error_cell([row for row in here if row.provider == one], name) for one in providers]
+                most = max((more for *_, more in excess(here, name)), default=None)
+                table.append([dtype, f"{offset:g}", *cells, "-" if most is None else f"{most:+.2f}"])
+            lines += [*_aligned(table), ""]
+        lines += _failures((row.provider, f"{row.dtype} H {row.H}", row.error) for row in mine)
+    compared = sum(1 for name in MEASURED for _ in excess(rows, name))
+    found_worse = worse(rows)
+    verdict = f"normgen is worse than torch by more than {LAST_PLACE:g} unit in {len(found_worse)} of {compared} errors"
+    return [*lines, *found_worse, verdict]
+
+
+def _error_cell(rows: Sequence[ErrorRow], name: str) -> str:
+    if not rows:
+        return "-"
+    means = [getattr(row, f"{name}_mean") for row in rows]
+    return f"{max(getattr(row, name) for row in rows):.2f} ({sum(means) / len(means):.2f})"
