@@ -7,7 +7,6 @@ formula, as a user of torch writes it, in fp32.
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import time
@@ -30,6 +29,7 @@ from normgen.bench.report import MEASURED, ErrorRow, Results
 from normgen.bench.run import ContextLostError, checked, missing, offered_by, present, save, say, still_alive
 from normgen.bench.tables import error_tables
 from normgen.bench.ulps import errors
+from normgen.bench.warm import compile_here
 from normgen.errors import OutputError
 from normgen.plan import plan
 from normgen.processes import spread
@@ -113,9 +113,7 @@ def measure(task: Task) -> list[ErrorRow]:
     Weights and incoming gradients are standard normal, and stay; rows of x, and of a residual, are scale * (offset +
     standard normal). Raises ContextLostError where a provider has broken the CUDA context.
     """
-    # The processes of torch's compiler would multiply with ours.
-    compiler: Any = importlib.import_module("torch._inductor.config")
-    compiler.compile_threads = 1
+    compile_here()
     torch.compiler.reset()
     case = make_case(plan(task.spec), task.sizes, task.device)
     offers = {name: offered_by(name, case) for name in task.providers}
