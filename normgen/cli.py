@@ -233,7 +233,7 @@ def _summary(spec: Spec) -> str:
 
 
 def _tune(args: argparse.Namespace) -> Report:
-    from normgen.tune.run import Options, require_gpu, tune
+    from normgen.tune.search import Options, forecast, require_gpu, search
 
     specs = _load(args.specs, tables=False)
     options = Options(
@@ -243,11 +243,14 @@ def _tune(args: argparse.Namespace) -> Report:
         jobs=args.jobs,
         seconds=args.seconds,
         out=Path(args.out),
-        dry_run=args.dry_run,
     )
-    if not args.dry_run:
+    if args.dry_run:
+        found = {source: forecast(search(spec, source, options)) for source, spec in specs.items()}
+    else:
         require_gpu()
-    found = {source: tune(spec, source, options) for source, spec in specs.items()}
+        from normgen.tune.run import tune
+
+        found = {source: tune(spec, source, options) for source, spec in specs.items()}
     return Report(lines=[line for lines in found.values() for line in lines], data={"tuned": found})
 
 

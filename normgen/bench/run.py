@@ -17,7 +17,7 @@ from normgen.bench.cases import PROVIDERS, Mode, Sizes
 from normgen.bench.check import Truth, check_gradients, check_outputs, poison, truth
 from normgen.bench.header import header
 from normgen.bench.latency import failure, latency
-from normgen.bench.measure import peak_mb, time_gpu
+from normgen.bench.measure import copying, peak_mb, time_gpu
 from normgen.bench.plots import plot
 from normgen.bench.profile import ncu, profile
 from normgen.bench.providers import LIBRARIES, Case, Offer, Unsupported, make_case, offer
@@ -180,7 +180,8 @@ def _rows(case: Case, expected: Truth, offers: dict[str, Offer | str], modes: tu
             "elements": sizes.elements,
             "dtype": sizes.dtype,
         }
-        moved, times = _copy(case, count)
+        moved, copy = copying(count, case.arguments[0])
+        times = vars(time_gpu(copy)).copy()
         limit = moved / times["ms"] / 1e9
         yield Row(op="copy", provider="copy", bytes=moved, tb_s=limit, fraction_of_copy=1.0, **times, **same)
         for name, offered in offers.items():
@@ -192,15 +193,6 @@ def _rows(case: Case, expected: Truth, offers: dict[str, Offer | str], modes: tu
                 found["fraction_of_copy"] = found["tb_s"] / limit
             yield Row(op=cases.operation(case.plan, mode), provider=name, bytes=count, **found, **same)
             still_alive(name, case)
-
-
-def _copy(case: Case, count: int) -> tuple[int, dict[str, Any]]:
-    """The bytes that a copy of about `count` bytes, read and written together, moves in rows of H, and its times."""
-    x = case.arguments[0]
-    rows = max(1, count // (2 * case.sizes.H * x.element_size()))
-    source = torch.randn(rows, case.sizes.H, dtype=x.dtype, device=x.device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes, vars(time_gpu(lambda: target.copy_(source))).copy()
 
 
 def _timed(case: Case, expected: Truth, offered: Offer, mode: Mode) -> dict[str, Any]:
