@@ -126,7 +126,7 @@ def error_tables(rows: Sequence[ErrorRow]) -> list[str]:
                 most = max((more for *_, more in excess(here, name)), default=None)
                 table.append([dtype, f"{offset:g}", *cells, "-" if most is None else f"{most:+.2f}"])
             lines += [*_aligned(table), ""]
-        lines += _failures((row.provider, f"{row.dtype} H {row.H}", row.error) for row in mine)
+        lines += _failures(dict.fromkeys((row.provider, f"{row.dtype} H {row.H}", row.error) for row in mine))
     compared = sum(1 for name in MEASURED for _ in excess(rows, name))
     found_worse = worse(rows)
     verdict = f"normgen is worse than torch by more than {LAST_PLACE:g} unit in {len(found_worse)} of {compared} errors"
