@@ -189,6 +189,20 @@ def test_ours_is_never_worse_than_torch(
     assert f"{name}: 7 x 48 in float16, 1 of 1 in" in err
 
 
+@pytest.mark.parametrize("name", ["rmsnorm", "layernorm"])
+def test_no_mean_costs_digits_of_the_result(name: str, on_cpu: None) -> None:
+    """In float32, where every rounding shows: a few units at any offset, where a lost mean costs hundreds."""
+    spec = load((ROOT / f"specs/{name}.yaml").read_bytes(), name)
+    rows = accuracy.measure(accuracy.Task(spec, Sizes(48, 7, "float32"), ("normgen", "torch"), "cpu"))
+    ours, torchs = ([one for one in rows if one.provider == provider] for provider in ("normgen", "torch"))
+    assert [(one.offset, one.scale) for one in ours] == list(accuracy.inputs("float32"))
+    assert all(one.y < 16 and one.y_mean < 1 for one in ours)
+    assert all(one.dx < 16 and one.dx_mean < 1 for one in ours if one.offset < 2)
+    # Gradients take the mean from the saved statistics, where it has the digits of float32 and no more, in torch too.
+    for key in ("dx_mean", "dweight_mean"):
+        assert sum(getattr(one, key) for one in ours) < 1.1 * sum(getattr(one, key) for one in torchs)
+
+
 def test_a_faulty_kernel_is_worse_than_torch(
     on_cpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
