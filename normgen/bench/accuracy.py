@@ -1,8 +1,8 @@
 """A run of `normgen bench --errors`: how far results are from exact ones, over dtypes, widths, means and spreads.
 
 Exact is what `check` holds results to before they are timed. Torch is what the provider of that name computes: torch's
-own norm where it has one for the spec, of the sum of x and a residual, which it rounds as the spec does; else the
-formula, as a user of torch writes it, in fp32.
+own norm where it has one for the spec, else the formula in fp32, as a user of torch writes it. Of a residual it is that
+of x + residual in their dtype, also where the spec stores no sum and so rounds none.
 """
 
 from __future__ import annotations

@@ -82,6 +82,9 @@ def plot_errors(rows: Sequence[ErrorRow], out: Path) -> str | None:
         for dtype, axes in zip(dtypes, band, strict=True):
             _error_panel(axes, [row for row in rows if (row.spec, row.dtype) == (spec, dtype)], name)
             axes.set_title(f"{spec}, {name}, {dtype}", fontsize=9)
+        band[0].set_yscale("log")
+        low, high = band[0].get_ylim()
+        band[0].set_ylim(min(low, 0.3), max(high, 10.0))  # of the whole band, and no zoom into differences of nothing
         band[0].set_ylabel("units in the last place")
     handles = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="upper center", ncols=len(handles))
@@ -105,9 +108,6 @@ def _error_panel(axes: Any, rows: Sequence[ErrorRow], name: str) -> None:
             if errors:
                 axes.plot(*zip(*sorted(errors.items()), strict=True), **_style(provider), label=label)
                 label = None  # once for all widths
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    axes.set_ylim(min(low, 0.3), max(high, 10.0))
     axes.axhline(0.5, color="grey", linewidth=0.8, linestyle=":")  # of a result that is rounded correctly
     axes.grid(alpha=0.3)
     text = [f"{offset:g}" for _, offset in places]
