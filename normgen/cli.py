@@ -233,7 +233,7 @@ def _summary(spec: Spec) -> str:
 
 
 def _tune(args: argparse.Namespace) -> Report:
-    from normgen.tune.run import Options, require_gpu, tune
+    from normgen.tune.search import Options, forecast, require_gpu, search
 
     specs = _load(args.specs, tables=False)
     options = Options(
@@ -243,11 +243,14 @@ def _tune(args: argparse.Namespace) -> Report:
         jobs=args.jobs,
         seconds=args.seconds,
         out=Path(args.out),
-        dry_run=args.dry_run,
     )
-    if not args.dry_run:
+    if args.dry_run:
+        found = {source: forecast(search(spec, source, options)) for source, spec in specs.items()}
+    else:
         require_gpu()
-    found = {source: tune(spec, source, options) for source, spec in specs.items()}
+        from normgen.tune.run import tune
+
+        found = {source: tune(spec, source, options) for source, spec in specs.items()}
     return Report(lines=[line for lines in found.values() for line in lines], data={"tuned": found})
 
 
@@ -360,7 +363,8 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--elements", type=_positive, default=cases.ELEMENTS, metavar="N", help="elements of x (default: %(default)s)"
     )
-    bench.add_argument("--dtype", choices=cases.DTYPES, default=cases.DTYPES[0], help="of x (default: %(default)s)")
+    text = f"of x (default: {cases.DTYPES[0]}; with --errors all that a spec takes)"
+    bench.add_argument("--dtype", choices=cases.DTYPES, help=text)
     bench.add_argument("--mode", nargs="+", choices=cases.MODES, default=cases.MODES, help="default: all")
     bench.add_argument(
         "--providers",
@@ -369,10 +373,12 @@ def _parser() -> argparse.ArgumentParser:
         default=(),
         help="default: all that are installed; copy is always measured",
     )
-    bench.add_argument("--latency", action="store_true", help="small work instead: GPU and host time of a call")
+    instead = bench.add_mutually_exclusive_group()
+    instead.add_argument("--latency", action="store_true", help="small work instead: GPU and host time of a call")
+    instead.add_argument("--errors", action="store_true", help="errors in units in the last place instead of times")
     bench.add_argument("--profile", action="store_true", help="count DRAM bytes too, with ncu (default at H = 4096)")
     bench.add_argument("--jobs", type=_positive, default=1, metavar="N", help="compile ahead in N processes")
-    bench.add_argument("--out", metavar="DIR", help="write bench.json, CSV and plots there")
+    bench.add_argument("--out", metavar="DIR", help="write JSON, CSV and plots there")
     tune = command("tune", _tune, "search the launch parameters of specs on the GPU at hand; write tuned/NAME.yaml")
     tune.add_argument("specs", nargs="+", metavar="SPEC")
     tune.add_argument(
@@ -408,22 +414,29 @@ def _parser() -> argparse.ArgumentParser:
 def _bench(args: argparse.Namespace) -> Report:
     specs = _load(args.specs)
     try:
-        from normgen.bench.run import Options, bench
+        from normgen.bench import accuracy, run
     except ModuleNotFoundError as error:
         raise OutputError("bench", f"{error.name} is not installed; pip install 'normgen[runtime]' brings it") from None
-    options = Options(
-        widths=tuple(args.width),
-        elements=args.elements,
-        rows=tuple(args.rows),
-        dtype=args.dtype,
-        providers=tuple(args.providers),
-        modes=tuple(args.mode),
-        latency=args.latency,
-        profile=args.profile,
-        jobs=args.jobs,
-        out=Path(args.out) if args.out else None,
-    )
-    results, lines = bench(specs, options)
+    out = Path(args.out) if args.out else None
+    widths, rows, providers = tuple(args.width), tuple(args.rows), tuple(args.providers)
+    if args.errors:
+        dtypes = (args.dtype,) if args.dtype else ()
+        count = rows[0] if rows else cases.ERROR_ROWS
+        results, lines = accuracy.accuracy(specs, accuracy.Options(widths, count, dtypes, providers, args.jobs, out))
+    else:
+        options = run.Options(
+            widths=widths,
+            elements=args.elements,
+            rows=rows,
+            dtype=args.dtype or cases.DTYPES[0],
+            providers=providers,
+            modes=tuple(args.mode),
+            latency=args.latency,
+            profile=args.profile,
+            jobs=args.jobs,
+            out=out,
+        )
+        results, lines = run.bench(specs, options)
     return Report(lines=lines, data=results.document(), code=1 if results.failed else 0)
 
 

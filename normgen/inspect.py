@@ -7,16 +7,16 @@ than run (`launches`). The only part of normgen that needs torch and triton, imp
 from __future__ import annotations
 
 import inspect as python_inspect
-import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from normgen.assembly import access_bits, amd_usage, nvidia_usage
 from normgen.errors import Fault
 from normgen.launches import Call, Launch, calls, gpu, launches, module_at, runtime
+from normgen.processes import spread
 from normgen.spec import Spec
 from normgen.target import TARGETS
 
@@ -136,12 +136,7 @@ def inspect(
 
 def _compile_all(launches: Sequence[Launch], target: str, jobs: int) -> Iterator[Usage]:
     """In processes of their own where that pays: each imports torch anew, which takes as long as a few compilations."""
-    jobs = min(jobs, -(-len(launches) // 8))
-    if jobs <= 1:
-        yield from (_compile(launch, target) for launch in launches)
-        return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_compile, launches, [target] * len(launches), chunksize=1)
+    return spread(partial(_compile, target=target), launches, max(1, min(jobs, -(-len(launches) // 8))))
 
 
 def _compile(launch: Launch, target: str) -> Usage:

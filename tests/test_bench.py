@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from normgen.bench import cases, check, header, measure, profile, providers, report, run
+from normgen.bench import cases, check, header, measure, plots, profile, providers, run, tables
 from normgen.bench.cases import Sizes
 from normgen.bench.measure import Timing
 from normgen.bench.report import LatencyRow, ProfileRow, Results, Row
@@ -400,7 +400,7 @@ ROWS = [
 
 
 def test_table() -> None:
-    assert report.tables(ROWS) == [
+    assert tables.tables(ROWS) == [
         "rmsnorm, rms_fwd, bfloat16: TB/s (share of a copy of the same bytes)",
         "     H  rows   copy       normgen         torch         liger  quack  best peer  ours/best",
         "    64    10  4.000  3.900 (0.97)  1.000 (0.25)  2.600 (0.65)      -      liger       1.50",
@@ -409,7 +409,7 @@ def test_table() -> None:
         "  torch at 131072: wrong: y has shape (2,)",
         "  liger at 131072: RuntimeError: too wide",
     ]
-    assert report.tables([]) == []
+    assert tables.tables([]) == []
 
 
 def test_files(tmp_path: Path) -> None:
@@ -440,7 +440,7 @@ def test_latency_table() -> None:
         LatencyRow("rms_fwd", "rmsnorm", 64, 1, "bfloat16", "liger", None, 68.0, error="graph_us: RuntimeError: x"),
         LatencyRow("rms_fwd", "rmsnorm", 64, 1, "bfloat16", "quack", error="unsupported: it rounds once"),
     ]
-    assert report.latency_tables(rows) == [
+    assert tables.latency_tables(rows) == [
         "rmsnorm, bfloat16: us a call: GPU in a CUDA graph / host / host, forward and backward",
         "rows   H            normgen         liger  quack",
         "   1  64  1.7 / 17.2 / 44.0  - / 68.0 / -      -",
@@ -461,7 +461,7 @@ def test_dram_bytes() -> None:
     assert profile.parse(text) == {"kernels": 2, "dram_read_bytes": 1024, "dram_write_bytes": 506}
     assert profile.parse("==ERROR== ERR_NVGPUCTRPERM\n") == {}
     counted = ProfileRow("add_fwd", "a", "forward", 64, 1, "bfloat16", "separate", 3_000_000, 2, 1_200_000, 500_000)
-    assert report.profile_tables([counted]) == [
+    assert tables.profile_tables([counted]) == [
         "DRAM traffic of a call",
         "operation   H  provider  kernels  read MB  written MB  must move MB",
         "  add_fwd  64  separate        2      1.2         0.5           3.0",
@@ -478,11 +478,11 @@ def test_ncu_that_fails(tmp_path: Path) -> None:
 
 def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("matplotlib"):
-        assert report.plot(ROWS, tmp_path) is None
+        assert plots.plot(ROWS, tmp_path) is None
         assert [path.name for path in tmp_path.iterdir()] == ["rmsnorm_forward.png"]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert report.plot(ROWS, tmp_path) == "no plots: matplotlib is not installed"
-    assert report.plot([], tmp_path) is None
+    assert plots.plot(ROWS, tmp_path) == "no plots: matplotlib is not installed"
+    assert plots.plot([], tmp_path) is None
 
 
 def test_header_names_what_is_missing() -> None:

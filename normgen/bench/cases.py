@@ -29,6 +29,13 @@ ELEMENTS = 2**27
 LATENCY_WIDTHS = (64, 1024, 4096, 8192)
 LATENCY_ROWS = (1, 16, 64)
 PROFILE_WIDTHS = (4096,)
+ERROR_WIDTHS = (64, 451, 4096, 65536)
+"""Rows of each way to walk them; one width that no block divides."""
+ERROR_ROWS = 64
+OFFSETS = (0, 1, 100, 1000)
+"""The mean of a row, in units of its spread."""
+SCALES = (1e-3, 1.0, 1e3)
+"""The spread of a row."""
 
 _SIZES = {"float16": 2, "bfloat16": 2, "float32": 4}
 

@@ -1,4 +1,4 @@
-"""Is a result right? Every provider is held against the module's reference in fp64 before it is timed."""
+"""Is a result right? What is timed is held against the module's formula in fp64 first."""
 
 from __future__ import annotations
 
@@ -27,27 +27,33 @@ _PIECE = 2**24
 
 @dataclass(frozen=True)
 class Truth:
-    """What the reference says, in fp64, for some rows; sums over rows are over all of them."""
+    """What the formula of the spec gives in fp64 for some rows; sums over rows are over all of them.
+
+    It is rounded where the spec names a rounding, and nowhere else.
+    """
 
     rows: Any
     """Index of the rows."""
     outputs: Tensors
+    statistics: Tensors
+    """Those that the spec saves."""
     gradients: Tensors
     """One for each argument; empty without a backward pass."""
 
 
-def truth(case: Case) -> Truth:
-    """The outputs and gradients of some rows, by `module.reference` in fp64."""
-    count = max(1, min(case.sizes.rows, _ROWS, _ELEMENTS // case.sizes.H))
+def truth(case: Case, most: int = _ROWS) -> Truth:
+    """The results and gradients of up to `most` rows, by the formula that the tests of the module hold it to."""
+    count = max(1, min(case.sizes.rows, most, _ELEMENTS // case.sizes.H))
     rows = torch.arange(count, device=case.arguments[0].device) * (case.sizes.rows - 1) // max(1, count - 1)
-    inputs = len(case.plan.inputs)
+    inputs, outputs = len(case.plan.inputs), len(case.plan.outputs)
     leaves = _upcast(case, rows)
-    outputs = _reference(case, leaves)
-    if case.plan.backward is None:
-        return Truth(rows, outputs, ())
-    cotangents = [cotangent[rows].double() for cotangent in case.cotangents]
-    gradients = torch.autograd.grad(outputs, leaves[:inputs], cotangents)
-    return Truth(rows, tuple(output.detach() for output in outputs), gradients + _parameter_gradients(case))
+    results = _results(case, leaves)
+    gradients: Tensors = ()
+    if case.plan.backward is not None:
+        cotangents = [cotangent[rows].double() for cotangent in case.cotangents]
+        gradients = torch.autograd.grad(results[:outputs], leaves[:inputs], cotangents) + _parameter_gradients(case)
+    found = tuple(result.detach() for result in results)
+    return Truth(rows, found[:outputs], found[outputs:], gradients)
 
 
 def _upcast(case: Case, rows: Any) -> Tensors:
@@ -56,8 +62,9 @@ def _upcast(case: Case, rows: Any) -> Tensors:
     return tuple(one.detach().double().requires_grad_(case.plan.backward is not None) for one in picked)
 
 
-def _reference(case: Case, arguments: Tensors) -> Tensors:
-    results = case.module.reference(*arguments, case.spec.eps.value)
+def _results(case: Case, arguments: Tensors) -> Tensors:
+    dtype = getattr(torch, case.sizes.dtype)
+    results = case.module._formula(*arguments, case.spec.eps.value, torch.float64, dtype)
     return results if isinstance(results, tuple) else (results,)
 
 
@@ -72,7 +79,8 @@ def _parameter_gradients(case: Case) -> Tensors:
         piece = slice(start, start + step)
         leaves = _upcast(case, piece)
         cotangents = [cotangent[piece].double() for cotangent in case.cotangents]
-        found = torch.autograd.grad(_reference(case, leaves), leaves[inputs:], cotangents)
+        outputs = _results(case, leaves)[: len(cotangents)]
+        found = torch.autograd.grad(outputs, leaves[inputs:], cotangents)
         for total, gradient in zip(totals, found, strict=True):
             total += gradient
     return tuple(totals)
@@ -101,20 +109,28 @@ def poison(case: Case, tensors: Sequence[Tensor]) -> None:
 
 def check_outputs(case: Case, expected: Truth, outputs: Tensors) -> str | None:
     """What is wrong with the outputs of a provider, in words; None where they are right."""
-    for tensor, out, wanted in zip(case.plan.outputs, outputs, expected.outputs, strict=True):
-        fault = _difference(out, wanted, expected.rows, tensor.api, _TOLERANCE[case.sizes.dtype])
-        if fault:
-            return fault
-    return None
+    tolerance = _TOLERANCE[case.sizes.dtype]
+    return _first_fault(case.plan.outputs, outputs, expected.outputs, expected.rows, "", tolerance)
+
+
+def check_statistics(case: Case, expected: Truth, statistics: Tensors) -> str | None:
+    """What is wrong with the statistics that the spec saves, in words; None where they are right."""
+    tolerance = _TOLERANCE[case.sizes.dtype]
+    return _first_fault(case.plan.statistics, statistics, expected.statistics, expected.rows, "", tolerance)
 
 
 def check_gradients(case: Case, expected: Truth, gradients: Tensors) -> str | None:
     """What is wrong with the gradients of all arguments, in words; None where they are right."""
     tolerance = _TOLERANCE[case.sizes.dtype] * _GRADIENT_FACTOR
-    for tensor, out, wanted in zip(case.plan.arguments, gradients, expected.gradients, strict=True):
-        rows = expected.rows if tensor.dims == "NH" else None
-        fault = _difference(out, wanted, rows, f"d{tensor.api}", tolerance)
-        if fault:
+    return _first_fault(case.plan.arguments, gradients, expected.gradients, expected.rows, "d", tolerance)
+
+
+def _first_fault(
+    tensors: Sequence[Tensor], found: Tensors, expected: Tensors, rows: Any, prefix: str, tolerance: float
+) -> str | None:
+    for tensor, out, wanted in zip(tensors, found, expected, strict=True):
+        picked = None if tensor.dims == "H" else rows
+        if fault := _difference(out, wanted, picked, prefix + tensor.api, tolerance):
             return fault
     return None
 

@@ -15,9 +15,9 @@ from normgen import __version__
 
 
 def header() -> dict[str, Any]:
-    """The first keys of bench.json; None for what is not installed."""
+    """The first keys of a JSON file; None for what is not there: without a GPU, Triton's interpreter was measured."""
     return {
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "driver": _driver_version(),
         "cuda": torch.version.cuda,
         "torch": torch.__version__,

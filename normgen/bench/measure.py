@@ -91,6 +91,14 @@ def time_gpu(run: Run, prepare: Run | None = None, budget_ms: float = 150.0) -> 
     return summary([start.elapsed_time(end) for start, end in events])
 
 
+def copying(count: int, like: Any) -> tuple[int, Run]:
+    """A copy on the device in rows as `like`, [N, H], has them. Returns the bytes, near `count`, read and written."""
+    rows = max(1, count // (2 * like.shape[-1] * like.element_size()))
+    source = torch.randn(rows, like.shape[-1], dtype=like.dtype, device=like.device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes, lambda: target.copy_(source)
+
+
 def time_host(run: Run) -> float:
     """Host time of `run` in microseconds a call: the median of 10 loops of 50 calls, the GPU being idle before each."""
     calls = 50

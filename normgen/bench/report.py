@@ -1,18 +1,15 @@
-"""Measurements -> files and text: JSON, CSV, tables for a terminal, plots."""
+"""What was measured: rows, and the JSON and CSV they are kept in."""
 
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
-
-from normgen.bench.cases import PEERS, PROVIDERS
 
 
 @dataclass(frozen=True)
@@ -87,6 +84,68 @@ class ProfileRow:
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class ErrorRow:
+    """Errors of one provider for rows of one kind, in units in the last place of the dtype the spec gives the result.
+
+    The largest and the mean of each result; None for what the spec does not have. `ulps.errors` says what a unit is.
+    """
+
+    spec: str
+    dtype: str
+    """Of x; weight and bias have the same where the spec allows it."""
+    H: int
+    rows: int
+    offset: float
+    """The mean of x, and of a residual, in units of their spread."""
+    scale: float
+    """The spread of x, and of a residual."""
+    provider: str
+    y: float | None = None
+    y_mean: float | None = None
+    dx: float | None = None
+    dx_mean: float | None = None
+    dweight: float | None = None
+    dweight_mean: float | None = None
+    dbias: float | None = None
+    dbias_mean: float | None = None
+    error: str | None = None
+
+
+MEASURED = ("y", "dx", "dweight", "dbias")
+"""The results of which errors are measured."""
+LAST_PLACE = 1.0
+"""Units by which an error of ours may exceed that of torch: two roundings of the same value differ by as much."""
+
+
+def excess(rows: Iterable[ErrorRow], name: str) -> Iterator[tuple[ErrorRow, ErrorRow, float]]:
+    """Wherever both were measured: ours, that of eager torch, and by how much the largest error of ours is larger."""
+    found: dict[tuple[Any, ...], dict[str, ErrorRow]] = {}
+    for row in rows:
+        if getattr(row, name) is not None:
+            found.setdefault((row.spec, row.dtype, row.H, row.rows, row.offset, row.scale), {})[row.provider] = row
+    for beside in found.values():
+        if {"normgen", "torch"} <= set(beside):
+            ours, torchs = beside["normgen"], beside["torch"]
+            yield ours, torchs, getattr(ours, name) - getattr(torchs, name)
+
+
+def worse(rows: Sequence[ErrorRow]) -> list[str]:
+    """A sentence for each largest error of ours that exceeds that of eager torch by more than LAST_PLACE."""
+    return [
+        f"worse than torch: {name} of {ours.spec}, {ours.dtype}, H {ours.H}, offset {ours.offset:g}, "
+        f"scale {ours.scale:g}: {shown(ours, name)} against {shown(torchs, name)}"
+        for name in MEASURED
+        for ours, torchs, more in excess(rows, name)
+        if more > LAST_PLACE
+    ]
+
+
+def shown(row: ErrorRow, name: str) -> str:
+    """The largest error of a result, and the mean."""
+    return f"{getattr(row, name):.2f} ({getattr(row, f'{name}_mean'):.2f})"
+
+
 @dataclass
 class Results:
     """Everything that a run found. `save` keeps it on disk."""
@@ -95,19 +154,27 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     latency: list[LatencyRow] = field(default_factory=list)
     profile: list[ProfileRow] = field(default_factory=list)
-
+    errors: list[ErrorRow] = field(default_factory=list)
     stopped: str | None = None
     """Why the run ended before its end."""
+    name: str = "bench"
+    """Of the JSON file."""
 
     @property
     def failed(self) -> bool:
-        """Whether a kernel of ours was wrong or did not run, or the run was stopped."""
-        found = [(row.provider, row.error) for row in self.rows] + [(row.provider, row.error) for row in self.latency]
-        return self.stopped is not None or any(provider == "normgen" and error is not None for provider, error in found)
+        """Whether a kernel of ours was wrong, worse than torch or did not run, or the run was stopped."""
+        found = [(row.provider, row.error) for part in (self.rows, self.latency, self.errors) for row in part]
+        ours = any(provider == "normgen" and error is not None for provider, error in found)
+        return self.stopped is not None or ours or bool(worse(self.errors))
 
     def document(self) -> dict[str, Any]:
-        """The content of bench.json."""
-        parts: dict[str, list[Any]] = {"rows": self.rows, "latency": self.latency, "profile": self.profile}
+        """The content of the JSON file."""
+        parts: dict[str, list[Any]] = {
+            "rows": self.rows,
+            "latency": self.latency,
+            "profile": self.profile,
+            "errors": self.errors,
+        }
         stopped = {"stopped": self.stopped} if self.stopped else {}
         return {
             **self.header,
@@ -116,17 +183,19 @@ class Results:
         }
 
     def save(self, out: Path) -> None:
-        """Write bench.json and a CSV of each kind of rows into `out`. A kill at any moment leaves the last whole file.
+        """Write JSON, and a CSV of each kind of rows, into `out`. A kill at any moment leaves the last whole file.
 
         Raises OSError.
         """
         out.mkdir(parents=True, exist_ok=True)
         # One row a line: a file that git can compare.
         document = self.document()
-        texts = {"bench.json": _json_text(document)}
+        texts = {f"{self.name}.json": _json_text(document)}
         for name, part in (("bench", self.rows), ("latency", self.latency), ("profile", self.profile)):
             if part:
                 texts[f"{name}.csv"] = csv_text(part)
+        if self.errors:
+            texts["errors.csv"] = csv_text(self.errors)
         for name, text in texts.items():
             temporary = out / f"{name}.tmp"
             temporary.write_text(text)
@@ -144,146 +213,10 @@ def _json_text(document: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
-def csv_text(rows: Sequence[Row] | Sequence[LatencyRow] | Sequence[ProfileRow]) -> str:
+def csv_text(rows: Sequence[Row | LatencyRow | ProfileRow | ErrorRow]) -> str:
     """The rows as CSV with a line of names; what was not measured is empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [column.name for column in fields(rows[0])], lineterminator="\n")
     writer.writeheader()
     writer.writerows(asdict(row) for row in rows)
     return text.getvalue()
-
-
-def tables(rows: Sequence[Row]) -> list[str]:
-    """For each operation of each spec: a line a width, TB/s and share of a copy of each provider, ours over the best.
-
-    A provider that has not the operation shows as -, a failure as `fails` or `wrong`; their texts stand below.
-    """
-    lines: list[str] = []
-    for spec, mode in dict.fromkeys((row.spec, row.mode) for row in rows):
-        mine = [row for row in rows if (row.spec, row.mode) == (spec, mode)]
-        op = next((row.op for row in mine if row.op != "copy"), "copy")
-        lines += [*([""] if lines else []), f"{spec}, {op}, {mine[0].dtype}: TB/s (share of a copy of the same bytes)"]
-        providers = [name for name in PROVIDERS if any(row.provider == name for row in mine)]
-        table = [["H", "rows", *providers, "best peer", "ours/best"]]
-        for H, count in sorted({(row.H, row.rows) for row in mine}):
-            found = {row.provider: row for row in mine if (row.H, row.rows) == (H, count)}
-            best = best_peer(found.values())
-            ours = found.get("normgen")
-            ratio = ours.tb_s / best.tb_s if ours and best and ours.tb_s and best.tb_s else None
-            cells = [_cell(found[name]) if name in found else "" for name in providers]
-            comparison = [best.provider if best else "-", "-" if ratio is None else f"{ratio:.2f}"]
-            table.append([str(H), str(count), *cells, *comparison])
-        lines += _aligned(table)
-        lines += _failures((row.provider, str(row.H), row.error) for row in mine)
-    return lines
-
-
-def best_peer(rows: Iterable[Row]) -> Row | None:
-    """The fastest of the peers; neither the copy nor a kernel of ours is one."""
-    timed = [row for row in rows if row.provider in PEERS and row.tb_s]
-    return max(timed, key=lambda row: row.tb_s or 0.0, default=None)
-
-
-def _cell(row: Row) -> str:
-    if row.tb_s is None:
-        return _short(row.error)
-    share = f" ({row.fraction_of_copy:.2f})" if row.fraction_of_copy is not None and row.provider != "copy" else ""
-    return f"{row.tb_s:.3f}{share}"
-
-
-def _short(error: str | None) -> str:
-    if error is None or error.startswith("unsupported"):
-        return "-"
-    return "wrong" if error.startswith("wrong") else "fails"
-
-
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
-
-
-def _failures(found: Iterable[tuple[str, str, str | None]]) -> list[str]:
-    """Each text once a provider, with where it occurred."""
-    places: dict[tuple[str, str], list[str]] = {}
-    for provider, place, error in found:
-        if error:
-            places.setdefault((provider, error), []).append(place)
-    return [
-        f"  {provider}: {error}" if error.startswith("unsupported") else f"  {provider} at {', '.join(where)}: {error}"
-        for (provider, error), where in places.items()
-    ]
-
-
-def latency_tables(rows: Sequence[LatencyRow]) -> list[str]:
-    """For each spec: a line a size, and for each provider the three times in microseconds."""
-    lines: list[str] = []
-    for spec in dict.fromkeys(row.spec for row in rows):
-        mine = [row for row in rows if row.spec == spec]
-        lines += [
-            *([""] if lines else []),
-            f"{spec}, {mine[0].dtype}: us a call: GPU in a CUDA graph / host / host, forward and backward",
-        ]
-        providers = [name for name in PROVIDERS if any(row.provider == name for row in mine)]
-        table = [["rows", "H", *providers]]
-        for size in dict.fromkeys((row.rows, row.H) for row in mine):
-            found = {row.provider: row for row in mine if (row.rows, row.H) == size}
-            table.append([*map(str, size), *(_times(found[name]) if name in found else "" for name in providers)])
-        lines += _aligned(table)
-        lines += _failures((row.provider, f"{row.rows} x {row.H}", row.error) for row in mine)
-    return lines
-
-
-def _times(row: LatencyRow) -> str:
-    times = (row.graph_us, row.host_us, row.host_grad_us)
-    if all(time is None for time in times):
-        return _short(row.error)
-    return " / ".join("-" if time is None else f"{time:.1f}" for time in times)
-
-
-def profile_tables(rows: Sequence[ProfileRow]) -> list[str]:
-    """DRAM bytes of each call beside what the operation must move, in 10^6 bytes."""
-    if not rows:
-        return []
-    table = [["operation", "H", "provider", "kernels", "read MB", "written MB", "must move MB"]]
-    for row in rows:
-        counted = [
-            "-" if n is None else f"{n / 1e6:.1f}" for n in (row.dram_read_bytes, row.dram_write_bytes, row.bytes)
-        ]
-        table.append([row.op, str(row.H), row.provider, "-" if row.kernels is None else str(row.kernels), *counted])
-    return ["DRAM traffic of a call", *_aligned(table), *_failures((r.provider, str(r.H), r.error) for r in rows)]
-
-
-def plot(rows: Sequence[Row], out: Path) -> str | None:
-    """One PNG for each operation of each spec: GB/s and share of a copy over H. A sentence where that cannot be."""
-    if not rows:
-        return None
-    if importlib.util.find_spec("matplotlib") is None:
-        return "no plots: matplotlib is not installed"
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    for spec, mode in dict.fromkeys((row.spec, row.mode) for row in rows):
-        mine = [row for row in rows if (row.spec, row.mode) == (spec, mode) and row.tb_s is not None]
-        figure, (rate, share) = pyplot.subplots(1, 2, figsize=(13, 5))
-        for name in PROVIDERS:
-            points = sorted((row.H, row.tb_s or 0.0, row.fraction_of_copy) for row in mine if row.provider == name)
-            if not points:
-                continue
-            style = {"marker": "o", "markersize": 3, "linewidth": 2.5 if name == "normgen" else 1.0, "label": name}
-            rate.plot([H for H, *_ in points], [1000 * tb_s for _, tb_s, _ in points], **style)
-            shares = [(H, part) for H, _, part in points if part is not None]
-            share.plot([H for H, _ in shares], [part for _, part in shares], **style)
-        for axes, label in ((rate, "GB/s"), (share, "share of a copy")):
-            axes.set_xscale("log", base=2)
-            axes.set_ylim(bottom=0)
-            axes.set_xlabel("H")
-            axes.set_ylabel(label)
-            axes.grid(alpha=0.3)
-        rate.legend()
-        figure.suptitle(f"{spec}, {mode}")
-        figure.tight_layout()
-        figure.savefig(out / f"{spec}_{mode}.png", dpi=120)
-        pyplot.close(figure)
-    return None

@@ -17,10 +17,12 @@ from normgen.bench.cases import PROVIDERS, Mode, Sizes
 from normgen.bench.check import Truth, check_gradients, check_outputs, poison, truth
 from normgen.bench.header import header
 from normgen.bench.latency import failure, latency
-from normgen.bench.measure import peak_mb, time_gpu
+from normgen.bench.measure import copying, peak_mb, time_gpu
+from normgen.bench.plots import plot
 from normgen.bench.profile import ncu, profile
 from normgen.bench.providers import LIBRARIES, Case, Offer, Unsupported, make_case, offer
-from normgen.bench.report import LatencyRow, ProfileRow, Results, Row, latency_tables, plot, profile_tables, tables
+from normgen.bench.report import LatencyRow, ProfileRow, Results, Row
+from normgen.bench.tables import latency_tables, profile_tables, tables
 from normgen.bench.warm import warm
 from normgen.errors import OutputError
 from normgen.plan import Plan, plan
@@ -57,15 +59,11 @@ def bench(specs: dict[str, Spec], options: Options) -> tuple[Results, list[str]]
         raise OutputError(
             "bench", f"torch {torch.__version__} sees no CUDA GPU here; run this on a machine that has one"
         )
-    plans = {source: _checked(source, spec, options) for source, spec in specs.items()}
-    notes = [
-        f"{name} is not installed: left out"
-        for name in _wanted(options)
-        if name in LIBRARIES and not _installed(LIBRARIES[name])
-    ]
+    plans = {source: checked(source, spec, options.dtype, options.widths) for source, spec in specs.items()}
+    notes = missing(options.providers)
     results = Results(header())
     if options.jobs > 1:
-        _say(warm(_sizes(plans, options), _warmed(options), options.jobs))
+        say(warm(_sizes(plans, options), _warmed(options), options.jobs))
     try:
         _measure(plans, options, results)
         if options.profile:
@@ -74,7 +72,7 @@ def bench(specs: dict[str, Spec], options: Options) -> tuple[Results, list[str]]
         results.stopped = str(error)
         notes.append(f"stopped: {error}; run the rest again without that provider")
     lines = [*tables(results.rows), *latency_tables(results.latency), *profile_tables(results.profile)]
-    _save(results, options)
+    save(results, options.out)
     if options.out is not None and results.rows:
         notes += [said] if (said := plot(results.rows, options.out)) else []
     return results, [*lines, *notes]
@@ -84,26 +82,32 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _wanted(options: Options) -> list[str]:
-    return [name for name in PROVIDERS if not options.providers or name in options.providers]
+def _wanted(asked: tuple[str, ...]) -> list[str]:
+    return [name for name in PROVIDERS if name != "copy" and (not asked or name in asked)]
 
 
-def _present(options: Options) -> list[str]:
-    """The providers that are asked for and installed; the copy is not one that offers anything."""
-    wanted = [name for name in _wanted(options) if name != "copy"]
-    return [name for name in wanted if name not in LIBRARIES or _installed(LIBRARIES[name])]
+def present(asked: tuple[str, ...]) -> list[str]:
+    """The providers that are asked for (all, where none is named) and installed; a copy offers nothing."""
+    return [name for name in _wanted(asked) if name not in LIBRARIES or _installed(LIBRARIES[name])]
+
+
+def missing(asked: tuple[str, ...]) -> list[str]:
+    """A sentence for each provider that is asked for and not installed."""
+    there = present(asked)
+    return [f"{name} is not installed: left out" for name in _wanted(asked) if name not in there]
 
 
 def _warmed(options: Options) -> list[str]:
-    return [name for name in _present(options) if name != "torch"]
+    return [name for name in present(options.providers) if name != "torch"]
 
 
-def _checked(source: str, spec: Spec, options: Options) -> Plan:
+def checked(source: str, spec: Spec, dtype: str, widths: tuple[int, ...]) -> Plan:
+    """The plan of the spec at that path. Raises OutputError where it takes no such dtype, or none of the widths."""
     made = plan(spec)
-    if options.dtype not in spec.dtypes.input:
-        raise OutputError(source, f"the spec does not take {options.dtype}; its dtypes are {spec.dtypes.input}")
-    if not cases.widths_of(made, options.widths):
-        raise OutputError(source, f"the spec takes none of the widths {list(options.widths)}")
+    if dtype not in spec.dtypes.input:
+        raise OutputError(source, f"the spec does not take {dtype}; its dtypes are {spec.dtypes.input}")
+    if not cases.widths_of(made, widths):
+        raise OutputError(source, f"the spec takes none of the widths {list(widths)}")
     return made
 
 
@@ -118,17 +122,19 @@ def _sizes(plans: dict[str, Plan], options: Options) -> list[tuple[Plan, Sizes]]
     return found
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tell the person who waits, on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
-def _save(results: Results, options: Options) -> None:
-    if options.out is None:
+def save(results: Results, out: Path | None) -> None:
+    """Keep the results in `out`, if any. Raises OutputError."""
+    if out is None:
         return
     try:
-        results.save(options.out)
+        results.save(out)
     except OSError as error:
-        raise OutputError(str(options.out), f"cannot be written: {error.strerror or error}") from None
+        raise OutputError(str(out), f"cannot be written: {error.strerror or error}") from None
 
 
 def _measure(plans: dict[str, Plan], options: Options, results: Results) -> None:
@@ -138,7 +144,7 @@ def _measure(plans: dict[str, Plan], options: Options, results: Results) -> None
         torch.compiler.reset()
         case = make_case(made, sizes)
         expected = truth(case)
-        offers = {name: _offered(name, case) for name in _present(options)}
+        offers = {name: offered_by(name, case) for name in present(options.providers)}
         try:
             if options.latency:
                 for small in _latency_rows(case, expected, offers):
@@ -147,11 +153,11 @@ def _measure(plans: dict[str, Plan], options: Options, results: Results) -> None
                 for row in _rows(case, expected, offers, options.modes):
                     results.rows.append(row)
         finally:
-            _save(results, options)
-        _say(f"{made.spec.name}: {sizes.rows} x {sizes.H} took {time.monotonic() - begin:.1f} s")
+            save(results, options.out)
+        say(f"{made.spec.name}: {sizes.rows} x {sizes.H} took {time.monotonic() - begin:.1f} s")
 
 
-def _offered(name: str, case: Case) -> Offer | str:
+def offered_by(name: str, case: Case) -> Offer | str:
     """What a provider offers for a case, or why it does not."""
     try:
         return offer(name, case)
@@ -174,7 +180,8 @@ def _rows(case: Case, expected: Truth, offers: dict[str, Offer | str], modes: tu
             "elements": sizes.elements,
             "dtype": sizes.dtype,
         }
-        moved, times = _copy(case, count)
+        moved, copy = copying(count, case.arguments[0])
+        times = vars(time_gpu(copy)).copy()
         limit = moved / times["ms"] / 1e9
         yield Row(op="copy", provider="copy", bytes=moved, tb_s=limit, fraction_of_copy=1.0, **times, **same)
         for name, offered in offers.items():
@@ -185,16 +192,7 @@ def _rows(case: Case, expected: Truth, offers: dict[str, Offer | str], modes: tu
                 found["tb_s"] = count / found["ms"] / 1e9
                 found["fraction_of_copy"] = found["tb_s"] / limit
             yield Row(op=cases.operation(case.plan, mode), provider=name, bytes=count, **found, **same)
-            _still_alive(name, case)
-
-
-def _copy(case: Case, count: int) -> tuple[int, dict[str, Any]]:
-    """The bytes that a copy of about `count` bytes, read and written together, moves in rows of H, and its times."""
-    x = case.arguments[0]
-    rows = max(1, count // (2 * case.sizes.H * x.element_size()))
-    source = torch.randn(rows, case.sizes.H, dtype=x.dtype, device=x.device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes, vars(time_gpu(lambda: target.copy_(source))).copy()
+            still_alive(name, case)
 
 
 def _timed(case: Case, expected: Truth, offered: Offer, mode: Mode) -> dict[str, Any]:
@@ -214,10 +212,11 @@ def _timed(case: Case, expected: Truth, offered: Offer, mode: Mode) -> dict[str,
         return {"error": failure(error)}
 
 
-def _still_alive(name: str, case: Case) -> None:
-    """After some errors of a kernel every further call fails, those of innocent providers too."""
+def still_alive(name: str, case: Case) -> None:
+    """Raises ContextLostError where every further call would fail, those of innocent providers too."""
     try:
-        torch.cuda.synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
     except Exception as error:
         raise ContextLostError(f"{name} broke the CUDA context at H = {case.sizes.H} ({failure(error)})") from None
 
@@ -235,7 +234,7 @@ def _latency_rows(case: Case, expected: Truth, offers: dict[str, Offer | str]) -
         sizes = case.sizes
         op = cases.operation(case.plan, "forward")
         yield LatencyRow(op, case.spec.name, sizes.H, sizes.rows, sizes.dtype, name, **times)
-        _still_alive(name, case)
+        still_alive(name, case)
 
 
 def _profile(plans: dict[str, Plan], options: Options, results: Results) -> list[str]:
@@ -252,7 +251,7 @@ def _profile(plans: dict[str, Plan], options: Options, results: Results) -> list
             rows = options.rows[0] if options.rows and not options.latency else max(1, options.elements // H)
             sizes = Sizes(H, rows, options.dtype)
             results.profile += _profile_rows(tool, source, made, sizes, providers, options.modes)
-            _save(results, options)
+            save(results, options.out)
     return []
 
 
@@ -267,5 +266,5 @@ def _profile_rows(
             found.append(
                 ProfileRow(op, made.spec.name, mode, sizes.H, sizes.rows, sizes.dtype, name, bytes=count, **counts)
             )
-            _say(f"{made.spec.name}: profiled {mode} of {name} at H = {sizes.H}")
+            say(f"{made.spec.name}: profiled {mode} of {name} at H = {sizes.H}")
     return found

@@ -6,17 +6,17 @@ A GPU waits while one process compiles one kernel after another; many processes 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
+import importlib
 import time
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 import torch
 
 from normgen.bench.cases import Sizes
 from normgen.bench.providers import make_case, offer
 from normgen.plan import Plan, plan
+from normgen.processes import spread
 from normgen.spec import Spec
 
 
@@ -28,25 +28,24 @@ def warm(cases: list[tuple[Plan, Sizes]], providers: list[str], jobs: int) -> st
     """
     begin = time.monotonic()
     tasks = [(made.spec, sizes, providers) for made, sizes in cases]
-    # The compiler's own processes would multiply with ours.
-    before = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS")
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     outcome = ""
     try:
-        with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(_call_once, tasks))
+        for _ in spread(_call_once, tasks, jobs):
+            pass
     except BrokenProcessPool:
         outcome = ", and a process died: the rest is compiled when it is measured"
-    finally:
-        if before is None:
-            del os.environ["TORCHINDUCTOR_COMPILE_THREADS"]
-        else:
-            os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = before
     return f"compiled {len(tasks)} cases ahead in {jobs} processes, {time.monotonic() - begin:.1f} s{outcome}"
+
+
+def compile_here() -> None:
+    """Keep torch's compiler to this process: processes of its own would multiply with ours."""
+    compiler: Any = importlib.import_module("torch._inductor.config")
+    compiler.compile_threads = 1
 
 
 def _call_once(task: tuple[Spec, Sizes, list[str]]) -> None:
     spec, sizes, providers = task
+    compile_here()
     with contextlib.suppress(Exception):
         torch.compiler.reset()
         case = make_case(plan(spec), sizes)

@@ -2,149 +2,44 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass
-from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from normgen.bench.check import Truth
 from normgen.emit import replace, spec_path
 from normgen.errors import Fault, SpecError
 from normgen.loader import table_path
-from normgen.plan import plan
-from normgen.render import render, solve
-from normgen.spec import MAX_HIDDEN, Spec
-from normgen.target import WIDEST, Ladders, Rung, Table, single_block_limit
+from normgen.spec import Spec
+from normgen.target import WIDEST, Ladders, Rung, Table
 from normgen.tune.bench import Bench, Problem, Refused, rows_checked
-from normgen.tune.candidates import DIRECTIONS, Launch, Space, default, space
+from normgen.tune.candidates import DIRECTIONS, Launch
 from normgen.tune.merge import grid, merged
 from normgen.tune.progress import Progress
 from normgen.tune.raw import Raw
-
-WIDTHS: tuple[int, ...] = (
-    128,
-    256,
-    512,
-    768,
-    1024,
-    1152,
-    1536,
-    2048,
-    2304,
-    2880,
-    3072,
-    4096,
-    4544,
-    5120,
-    6144,
-    6912,
-    7168,
-    8192,
-)
-WIDTHS += (12288, 16384, 32768, 65536, 131072, 262144)
+from normgen.tune.search import WIDTHS, Options, Search, search, tune_error
 
 
-@dataclass(frozen=True)
-class Options:
-    """The arguments of the command."""
-
-    widths: tuple[int, ...] = ()
-    dtype: str = "bfloat16"
-    elements: int = 2**27
-    jobs: int = 1
-    seconds: int | None = None
-    out: Path = Path(".normgen")
-    dry_run: bool = False
-
-
-def _error(message: str) -> SpecError:
-    return SpecError([Fault("normgen tune", 0, 0, "", message)])
-
-
-def require_gpu() -> None:
-    """Raises SpecError where nothing can be measured."""
-    try:
-        torch = import_module("torch")
-        import_module("triton")
-    except ImportError as error:
-        raise _error(f"measures with torch and triton, and {error.name} is not installed here") from None
-    if not torch.cuda.is_available():
-        raise _error("measures on a GPU, and torch finds none here")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        raise _error("measures compiled kernels, and TRITON_INTERPRET=1 has them interpreted; unset it")
-
-
-@dataclass(frozen=True)
-class Search:
-    """What is searched: one spec, and the widths that count."""
-
-    spec: Spec
-    """The spec for any width: a width is a constant of its kernels anyhow, and all kernels are there to choose from."""
-    space: Space
-    widths: tuple[int, ...]
-    most: int
-    """The widest row that the spec serves, or that is worth a rung of its own."""
-
-    @property
-    def ladders(self) -> Ladders:
-        return self.spec.ladders
-
-    def todo(self, width: int) -> Iterator[tuple[str, Launch]]:
-        """What to try at a width; first what serves it as long as nothing is found."""
-        for direction, names in DIRECTIONS.items():
-            if not any(name in self.space.ladders for name in names):
-                continue
-            name, rung = default(self.space, self.ladders, direction, width)
-            first = (name, self.space.effective(name, rung, width))
-            others = [(n, launch) for n in names if n in self.space.ladders for launch in self.space.launches(n, width)]
-            yield from dict.fromkeys((first, *others))
-
-
-def search(spec: Spec, source: str, options: Options, **gpu: int) -> Search:
-    """Raises SpecError for a dtype or a width that the spec does not take."""
-    if options.dtype not in spec.dtypes.input:
-        message = f"the spec takes no x of {options.dtype}; write --dtype {spec.dtypes.input[0]}"
-        raise SpecError([Fault(source, 0, 0, "", message)])
-    most = single_block_limit(spec.ladders, spec.grad) if spec.strategy == "single_block" else MAX_HIDDEN
-    served = spec.widths or tuple(width for width in WIDTHS if width <= most)
-    widths = tuple(sorted(set(options.widths))) or served
-    for width in widths:
-        if width > most or (spec.widths and width not in spec.widths):
-            wanted = f"one of {', '.join(map(str, spec.widths))}" if spec.widths else f"at most {most}"
-            raise SpecError([Fault(source, 0, 0, "", f"the spec takes no rows of {width}; --width must be {wanted}")])
-    dynamic = spec.model_copy(update={"hidden": "dynamic"})
-    return Search(dynamic, space(dynamic, solve(plan(dynamic)), options.dtype, **gpu), widths, most)
-
-
-def tune(spec: Spec, source: str, options: Options, make: Callable[[Spec, Path], Bench] | None = None) -> list[str]:
-    """Search, and write the table. `make` gives a bench of a module that lies at a path. Returns what there is to say.
+def tune(spec: Spec, source: str, options: Options, make: Callable[[Spec], Bench] | None = None) -> list[str]:
+    """Search, and write the table. `make` gives the bench of a spec. Returns what there is to say.
 
     Raises SpecError for what cannot be searched, OutputError for files; KeyboardInterrupt leaves the raw file whole.
     """
     found = search(spec, source, options)
-    if options.dry_run:
-        return _forecast(found)
-    text = render(plan(found.spec), spec_path(Path(source)))[f"{spec.name}.py"]
-    folder = options.out / "tune"
-    module = folder / f"{spec.name}.py"
-    replace(module, text)
-    bench = make(found.spec, module) if make else Bench(found.spec, module, options.dtype, options.elements)
+    bench = make(found.spec) if make else Bench(found.spec, options.dtype, options.elements)
     found = Search(found.spec, bench.space, found.widths, found.most)
     facts = {**bench.facts(), "dtype": options.dtype, "elements": options.elements}
-    key = {"spec": spec.digest, "code": hashlib.sha256(text.encode()).hexdigest()[:16], **facts}
-    raw = Raw(folder / f"{spec.name}.jsonl", key)
+    raw = Raw(options.out / "tune" / f"{spec.name}.jsonl", {"spec": spec.digest, "code": bench.code(), **facts})
     try:
-        left = _measure(found, bench, raw, module, options)
+        left = _measure(found, bench, raw, options)
     except KeyboardInterrupt:
         kept = len(raw.shares) + len(raw.skipped)
         print(f"stopped; {kept} results are kept in {raw.path}, and the same command goes on there", file=sys.stderr)
@@ -154,17 +49,7 @@ def tune(spec: Spec, source: str, options: Options, make: Callable[[Spec, Path],
     return _summary(raw, left, path, source)
 
 
-def _forecast(found: Search) -> list[str]:
-    lines = []
-    total: Counter[str] = Counter()
-    for width in found.widths:
-        count = Counter(ladder for ladder, _ in found.todo(width))
-        total += count
-        lines.append(f"H {width:<7} {', '.join(f'{number} {name}' for name, number in count.items())}")
-    return [*lines, f"{found.spec.name}: {total.total()} candidates at {len(found.widths)} widths"]
-
-
-def _measure(found: Search, bench: Bench, raw: Raw, module: Path, options: Options) -> int:
+def _measure(found: Search, bench: Bench, raw: Raw, options: Options) -> int:
     """Try what is not in the raw file yet, in the time there is. Returns how much was left untried."""
     todo = {
         width: [(ladder, launch) for ladder, launch in found.todo(width) if (width, ladder, launch) not in raw]
@@ -172,7 +57,7 @@ def _measure(found: Search, bench: Bench, raw: Raw, module: Path, options: Optio
     }
     progress = Progress(sum(map(len, todo.values())))
     end = time.monotonic() + options.seconds if options.seconds else float("inf")
-    compilers = _Compilers(found.spec, module, bench.device, options) if options.jobs > 1 else None
+    compilers = _Compilers(found.spec, bench.device, options) if options.jobs > 1 else None
     try:
         for width, launches in todo.items():
             if not launches or time.monotonic() > end:
@@ -201,7 +86,7 @@ def _problem(bench: Bench, width: int, checked: bool) -> Problem:
         return bench.problem(width, rows)
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise _error(f"{rows} rows of {width} do not work with the default rungs: {reason}") from None
+        raise tune_error(f"{rows} rows of {width} do not work with the default rungs: {reason}") from None
 
 
 def _try(
@@ -209,28 +94,27 @@ def _try(
     raw: Raw,
     known: tuple[int, str, Launch],
     problems: tuple[Problem, Problem],
-    truth: dict[str, list[Any]],
+    truth: Truth,
 ) -> None:
     _, ladder, launch = known
     small, full = problems
-    direction = next(name for name, ladders in DIRECTIONS.items() if ladder in ladders)
     try:
-        bench.check(small, truth[direction], ladder, launch)
-        seconds = bench.time(full, ladder, launch)
+        bench.check(small, truth, ladder, launch)
+        share, seconds = bench.share(full, ladder, launch)
     except Refused as refused:
         raw.add(known, skipped=str(refused))
         if not bench.alive():
             message = f"the GPU is lost to this process after {ladder} {launch} at H = {known[0]}: {refused}"
-            raise _error(f"{message}; the same command goes on without it") from None
+            raise tune_error(f"{message}; the same command goes on without it") from None
         return
-    raw.add(known, share=round(bench.copy(full.bytes[direction]) / seconds, 5), seconds=seconds)
+    raw.add(known, share=round(share, 5), seconds=seconds)
 
 
 class _Compilers:
     """Processes that fill Triton's cache, each with a bench of its own."""
 
-    def __init__(self, spec: Spec, module: Path, device: str, options: Options) -> None:
-        arguments = (spec, module, options.dtype, options.elements, device)
+    def __init__(self, spec: Spec, device: str, options: Options) -> None:
+        arguments = (spec, options.dtype, options.elements, device)
         self.pool: ProcessPoolExecutor | None = ProcessPoolExecutor(
             options.jobs, mp_context=get_context("spawn"), initializer=_start, initargs=arguments
         )
@@ -268,9 +152,9 @@ class _Compilers:
 _worker: list[Bench] = []
 
 
-def _start(spec: Spec, module: Path, dtype: str, elements: int, device: str) -> None:
+def _start(spec: Spec, dtype: str, elements: int, device: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that measures decides when to end
-    _worker.append(Bench(spec, module, dtype, elements, device))
+    _worker.append(Bench(spec, dtype, elements, device))
 
 
 def _compile(width: int, launches: list[tuple[str, Launch]]) -> None:
