@@ -27,7 +27,8 @@ def run(program: str, *arguments: str, folder: Path, environ: dict[str, str] | N
     """What a program prints, in a process of its own."""
     path = folder / "program.py"
     path.write_text(program)
-    environ = os.environ | {"PYTHONPATH": str(ROOT)} | (environ or {})
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environ = os.environ | {"PYTHONPATH": paths} | (environ or {})
     done = subprocess.run([sys.executable, path, *arguments], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
