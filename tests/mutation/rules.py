@@ -120,7 +120,6 @@ STATISTICS = (
         r"(drift_sum_lanes \+) centered",
         r"\1 tl.where(col_mask, centered + middle, 0.0)",
     ),
-    Rule("drift of the last chunk alone", r"drift_sum_lanes \+ ", "", "forward_chunked"),
     Rule("drift of merged parts left out", r"^drift = (\w+) - .+", r"drift = 0.0 * \1"),
     Rule(
         "mean subtracted in an RMS norm",
@@ -137,7 +136,7 @@ STATISTICS = (
         r"(tl\.sum\((?!drift)\w+_lanes, axis=1.+\))$",
         r"tl.sum(\1, axis=0, keep_dims=True)",
     ),
-    Rule("last block or chunk alone", r"^((?!drift)\w+_lanes) = \1 \+ (.+)", r"\1 = \2"),
+    Rule("last block or chunk alone", r"^(\w+_lanes) = \1 \+ (.+)", r"\1 = \2"),
     Rule("last block or chunk alone, products", r"^(\w+_lanes) = tl\.fma\((\w+), (\w+), \1\)", r"\1 = \2 * \3"),
     Rule("first block kept for all", r"_blocks\[block\]", "_blocks[0]"),
     Rule("first chunk skipped", r"tl\.range\(0, H,", "tl.range(BLOCK_SIZE, H,"),
