@@ -113,6 +113,7 @@ STATISTICS = (
     Rule("first element not added to the mean", r"middle = \w+ \+ shifted_mean", "middle = shifted_mean"),
     Rule("drift left out of x_hat", r"tl\.fma\((.+), rstd, -drift \* rstd\)", r"(\1) * rstd"),
     Rule("drift doubled in x_hat", r"-drift \* rstd", "-2.0 * drift * rstd"),
+    # Not in backward, whose mean is rounded: what the drift adds to it, and its square, are less than that has lost.
     Rule("drift left out of the variance", r" - drift \* drift", "", FORWARD),
     Rule("drift left out of the mean", r"^mean = middle \+ drift", "mean = middle", FORWARD),
     Rule(
