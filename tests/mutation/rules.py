@@ -33,7 +33,7 @@ PRECISION = (
     Rule("a sum over rows in fp16, blocks", r"^(d(?:gamma|beta)_blocks \+=) \((.+),\)", rf"\1 ((\2){FP16},)"),
     Rule("squares in fp16", r"tl\.fma\((\w+), \1, (\w+)\)", rf"\2 + (\1{FP16} * \1){FP16}"),
     Rule("mean in fp16", r"shifted_mean = (_divide.+)", rf"shifted_mean = \1{FP16}"),
-    Rule("variance in fp16", r"var = (_divide.+)", rf"var = (\1){FP16}"),
+    Rule("variance in fp16", r"var = (_divide.+|tl\.where.+)", rf"var = (\1){FP16}"),
     Rule("eps in fp16", r"epsilon = (tl\.full.+)", rf"epsilon = \1{FP16}"),
     Rule("rstd in the dtype of x", r"rstd = (_divide.+)", r"rstd = \1.to(x_ptr.dtype.element_ty).to(compute)", ROWS),
 )
@@ -114,7 +114,8 @@ STATISTICS = (
     Rule("drift left out of x_hat", r"tl\.fma\((.+), rstd, -drift \* rstd\)", r"(\1) * rstd"),
     Rule("drift doubled in x_hat", r"-drift \* rstd", "-2.0 * drift * rstd"),
     # Not in backward, whose mean is rounded: what the drift adds to it, and its square, are less than that has lost.
-    Rule("drift left out of the variance", r" - drift \* drift", "", FORWARD),
+    Rule("drift left out of the variance", r"^var = tl\.where.+", "var = square_mean", FORWARD),
+    Rule("drift taken off infinite squares", r"^var = tl\.where.+", "var = square_mean - drift * drift", FORWARD),
     Rule("drift left out of the mean", r"^mean = middle \+ drift", "mean = middle", FORWARD),
     Rule(
         "drift of what is not centred",
