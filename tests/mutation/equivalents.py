@@ -11,9 +11,13 @@ if TYPE_CHECKING:
 
 NEXT = r"^row = tile \+ programs \+ "  # the row that slabs look ahead to
 FIRST_NEXT = r"^row = program \+ "
+POSTED = r"^row = tile \+ tl"
 FINISHED = r"^row = tile - programs \+ "
 ALONE = r"^row = tl\.program_id\(0\) \+ "  # the only row of a program
 FORWARD = r"forward|forward_chunked|forward_slabs"
+ONE_SUM = r"rmsnorm(?!_eps_outside).*"  # of a row in each kernel
+SUM_STORED = r"\w+_residual(?<!_post_residual)|rmsnorm_residual_fp32"
+NOT_ADDED = r"(?!\w+_residual).+"
 
 
 @dataclass(frozen=True)
@@ -36,14 +40,14 @@ class Equivalent:
 EQUIVALENTS = (
     Equivalent(
         r"other is .+",
-        r"^(x|residual|summed|residual_out)(_first|_loaded)? = ",
+        r"^(x|residual|summed|residual_out)(_first)?(_loaded|_next)? = ",
         "What lies outside of a row is set to 0 before it is summed, and of rows that do not exist nothing is stored.",
         function=f"{FORWARD}|statistics",
         spec=r"layernorm.*",
     ),
     Equivalent(
         r"other is .+",
-        r"_raw = |_posted if POST else |^gamma = |^beta = ",
+        r"_raw = |_posted if POST else ",
         "When a row is finished nothing is summed over its columns, and of those beyond it none is stored.",
         row=FINISHED,
     ),
@@ -65,20 +69,33 @@ EQUIVALENTS = (
         "It is multiplied by dy, which is 0 outside of the rows that exist.",
         function=r"backward|backward_slabs",
     ),
-    Equivalent(
-        r"other is .+",
-        r"_next = ",
-        "What is loaded for a row that does not exist is not used.",
-        row=f"{NEXT}|{FIRST_NEXT}",
-    ),
     Equivalent(r"first row skipped", r"^row_mask = ", "The first row is no program's next row.", row=NEXT),
     Equivalent(
-        r"one row too many|no mask on a load",
-        r"^row_mask = |_next = ",
+        r"one row too many|no mask on a load of rows",
+        r"^row_mask = |_first_next = ",
         "There are no more programs than rows.",
         row=FIRST_NEXT,
     ),
-    Equivalent(r"one row too many|row mask lost", r"row_mask", "Only rows that exist are finished.", row=FINISHED),
+    Equivalent(
+        r"row mask lost",
+        r"_next = ",
+        "A program's first row is one that exists.",
+        row=FIRST_NEXT,
+    ),
+    Equivalent(
+        r"one row too many|row mask lost|no mask on a load of a statistic|other is .+",
+        r"\brow_mask\b",
+        "Only rows that exist are finished.",
+        row=FINISHED,
+    ),
+    Equivalent(
+        r"one row too many|(row|column) mask lost",
+        r"^(row_)?mask = ",
+        "Only rows that exist are posted, and what was loaded ahead had a mask of its own.",
+        row=POSTED,
+        function="forward_slabs",
+        spec=NOT_ADDED,
+    ),
     Equivalent(
         r"row mask lost|no mask on .+",
         r"\brow_mask\b",
@@ -87,9 +104,50 @@ EQUIVALENTS = (
     ),
     Equivalent(
         r"offsets of 32 bits",
-        rf"{NEXT}|{FIRST_NEXT}",
-        "The offset is the row's number: where that takes 64 bits, so does the counter that it is made from.",
-        function="backward_slabs",
+        r"",
+        "The row's number counts words, of which 2^31 would be those of more elements than any memory holds.",
+        row=POSTED,
+        function="forward_slabs",
+        spec=NOT_ADDED,
+    ),
+    Equivalent(
+        r"offsets of 32 bits",
+        r"",
+        "Noticed on a GPU alone: the rows of a result lie close together, and only there a test makes 2^31 elements.",
+        row=f"{POSTED}|{FINISHED}",
+        function="forward_slabs",
+        spec=SUM_STORED,
+    ),
+    Equivalent(
+        r"offsets of 32 bits",
+        r"",
+        "Noticed on a GPU alone: elsewhere no row lies 2^31 elements away that is not the first of a program.",
+        row=NEXT,
+    ),
+    Equivalent(
+        r"sums exchanged, collected|(first|second) sum posted twice|first sum taken for the second"
+        r"|one word read for both sums, float64|(last slab left out|lanes beyond the slabs), second sum",
+        r"",
+        "A kernel that exchanges one sum posts it twice and takes the first.",
+        spec=ONE_SUM,
+    ),
+    Equivalent(
+        r"sign of the first sum in the second",
+        r"",
+        "The first of two sums is one of squares, or the second is not taken.",
+        spec=r"rmsnorm.*",
+    ),
+    Equivalent(
+        r"drift left out of the mean",
+        r"",
+        "The drift is what the rounding of the sum has left: added to the sum it is rounded off again.",
+        function="forward_slabs",
+    ),
+    Equivalent(
+        r"drift left out of the mean",
+        r"",
+        "The drift of merged chunks is what the rounding of the sum has left: added to it, it is rounded off again.",
+        spec="layernorm_welford",
     ),
     Equivalent(
         r"column mask lost|.+ column skipped|one column too many|a column beyond the row stored"

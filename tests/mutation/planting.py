@@ -20,11 +20,11 @@ LIMIT = 600.0  # seconds; a whole test takes one or two minutes
 # Cheap tests that reach every kernel and every stride, and what is in the names of those that reach one function.
 FIRST = ("of_each_strategy", "layout", "offsets")
 REACHED = {
-    "forward": ("forward_of", "tiles"),
-    "forward_chunked": ("forward_of", "wide", "chunks"),
-    "forward_slabs": ("forward_of", "wide"),
-    "statistics": ("backward_of", "wide"),
-    "backward": ("backward_of", "tiles"),
+    "forward": ("forward_of", "mean_", "tiles"),
+    "forward_chunked": ("forward_of", "mean_", "wide", "chunks"),
+    "forward_slabs": ("forward_of", "mean_", "wide"),
+    "statistics": ("backward_of", "far_from", "wide"),
+    "backward": ("backward_of", "far_from", "tiles"),
     "backward_slabs": ("backward_of", "wide"),
     "sum_partials": ("backward_of", "wide"),
     "_rows": ("layout",),

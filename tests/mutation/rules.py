@@ -28,12 +28,12 @@ class Rule:
 
 
 PRECISION = (
-    Rule("a running sum in fp16", r"^(\w+_lanes) = (?!tl\.zeros)(.+)", rf"\1 = (\2){FP16}"),
+    Rule("a running sum in fp16", r"^((?!drift)\w+_lanes) = (?!tl\.zeros)(.+)", rf"\1 = (\2){FP16}"),
     Rule("a sum over rows in fp16", r"^(d\w+_sum) = (tl\.fma.+|.+ \+ .+)", rf"\1 = (\2){FP16}"),
-    Rule("a sum over rows in fp16, blocks", r"^(d\w+_blocks \+=) \((.+),\)", rf"\1 ((\2){FP16},)"),
+    Rule("a sum over rows in fp16, blocks", r"^(d(?:gamma|beta)_blocks \+=) \((.+),\)", rf"\1 ((\2){FP16},)"),
     Rule("squares in fp16", r"tl\.fma\((\w+), \1, (\w+)\)", rf"\2 + (\1{FP16} * \1){FP16}"),
     Rule("mean in fp16", r"shifted_mean = (_divide.+)", rf"shifted_mean = \1{FP16}"),
-    Rule("variance in fp16", r"var = (_divide.+)", rf"var = \1{FP16}"),
+    Rule("variance in fp16", r"var = (_divide.+|tl\.where.+)", rf"var = (\1){FP16}"),
     Rule("eps in fp16", r"epsilon = (tl\.full.+)", rf"epsilon = \1{FP16}"),
     Rule("rstd in the dtype of x", r"rstd = (_divide.+)", r"rstd = \1.to(x_ptr.dtype.element_ty).to(compute)", ROWS),
 )
@@ -68,10 +68,12 @@ DENOMINATORS = (
     Rule("lanes in place of H", r"tl\.full\(\[1, 1\], H,", "tl.full([1, 1], BLOCKS * BLOCK_SIZE,", "forward|backward"),
     Rule("H - 1 in place of H", r"tl\.full\((.+), H,", r"tl.full(\1, H - (H > 1),"),
     Rule("lanes of a chunk in place of its columns", r"tl\.minimum\(H - start, BLOCK_SIZE\)", "BLOCK_SIZE"),
+    Rule("lanes of a slab in place of its columns", r"tl\.minimum\(H - slab .+?\)", "(slab * 0 + BLOCK_SIZE)", SLABS),
+    Rule("lanes of each slab in place of its columns", r"tl\.minimum\(H - lane .+?\)", "lane * 0 + BLOCK_SIZE", SLABS),
 )
 
 MASKS = (
-    Rule("no mask on a load of rows", r"(tl\.load\(\w+_rows.*?), mask=.+?, other=\d\.\d", r"\1"),
+    Rule("no mask on a load of rows", r"(tl\.load\(\w+(?:_rows|_stride).*?), mask=.+?, other=\d\.\d", r"\1"),
     Rule("no mask on a load of a parameter", r"(tl\.load\((?:gamma|beta)_ptr.*?), mask=.+?, other=\d\.\d", r"\1"),
     Rule("no mask on a load of a statistic", r"(tl\.load\((?:mean|rstd)_ptr.*?), mask=.+?, other=\d\.\d", r"\1"),
     Rule("no mask on a centred value", r"tl\.where\(col_mask, (.+), 0\.0\)", r"\1"),
@@ -105,10 +107,22 @@ STORES = (
 
 STATISTICS = (
     Rule("statistics of the row before", r"(mean|rstd)_ptr \+ row(?=, mask)", r"\1_ptr + tl.maximum(row - 1, 0)"),
-    Rule("statistics of the row after", r"^(\w+) = (\w+)_posted$", r"\1 = \2_held", SLABS),
-    Rule("mean not subtracted", r"(\w+) - (shifted_mean|mean)\b", r"\1"),
+    Rule("shift of the row after", r"^shift = shift_posted$", "shift = shift_held", SLABS),
+    Rule("mean not subtracted", r"(\w+) - (shifted_mean|mean|middle)\b", r"\1"),
     Rule("first element not subtracted", r"(?<=col_mask, )(\w+) - \w+_first", r"\1"),
-    Rule("first element not added to the mean", r"mean = \w+_first \+ shifted_mean", "mean = shifted_mean"),
+    Rule("first element not added to the mean", r"middle = \w+ \+ shifted_mean", "middle = shifted_mean"),
+    Rule("drift left out of x_hat", r"tl\.fma\((.+), rstd, -drift \* rstd\)", r"(\1) * rstd"),
+    Rule("drift doubled in x_hat", r"-drift \* rstd", "-2.0 * drift * rstd"),
+    # Not in backward, whose mean is rounded: what the drift adds to it, and its square, are less than that has lost.
+    Rule("drift left out of the variance", r"^var = tl\.where.+", "var = square_mean", FORWARD),
+    Rule("drift taken off infinite squares", r"^var = tl\.where.+", "var = square_mean - drift * drift", FORWARD),
+    Rule("drift left out of the mean", r"^mean = middle \+ drift", "mean = middle", FORWARD),
+    Rule(
+        "drift of what is not centred",
+        r"(drift_sum_lanes \+) centered",
+        r"\1 tl.where(col_mask, centered + middle, 0.0)",
+    ),
+    Rule("drift of merged parts left out", r"^drift = (\w+) - .+", r"drift = 0.0 * \1"),
     Rule(
         "mean subtracted in an RMS norm",
         r"(x_hat|y) = (x|summed|residual_out) \* rstd",
@@ -119,14 +133,19 @@ STATISTICS = (
         r"(\w+_lanes) = tl\.fma\((x|summed), \2, \1\)",
         r"\1 = \1 + tl.where(col_mask, \2 - tl.sum(\2, axis=1, keep_dims=True) / H, 0.0) * \2",
     ),
-    Rule("rows of a tile summed together", r"(tl\.sum\(\w+_lanes, axis=1.+\))$", r"tl.sum(\1, axis=0, keep_dims=True)"),
+    Rule(
+        "rows of a tile summed together",
+        r"(tl\.sum\((?!drift)\w+_lanes, axis=1.+\))$",
+        r"tl.sum(\1, axis=0, keep_dims=True)",
+    ),
     Rule("last block or chunk alone", r"^(\w+_lanes) = \1 \+ (.+)", r"\1 = \2"),
     Rule("last block or chunk alone, products", r"^(\w+_lanes) = tl\.fma\((\w+), (\w+), \1\)", r"\1 = \2 * \3"),
     Rule("first block kept for all", r"_blocks\[block\]", "_blocks[0]"),
     Rule("first chunk skipped", r"tl\.range\(0, H,", "tl.range(BLOCK_SIZE, H,"),
     Rule("last chunk skipped", r"tl\.range\(0, H,", "tl.range(0, H - BLOCK_SIZE,"),
     Rule("chunks merged without weights", r"delta \* _divide\(count, total\)", "delta * 0.5"),
-    Rule("spread between slabs left out", r"within_sum \+ _total\(.+\)$", "within_sum"),
+    Rule("spread between slabs left out", r"(within_sum_slabs) \+ .+\)$", r"\1)"),
+    Rule("spread within slabs left out", r"within_sum_slabs \+ ", ""),
     Rule("spread between chunks left out", r"^square_sum \+= delta.+", "pass"),
 )
 
@@ -202,16 +221,38 @@ SUMS = (
     Rule("last rows not finished", r"N \+ programs", "N", SLABS),
     Rule("first rows not finished", r"tile >= program \+", "tile > program +", SLABS),
     Rule("row after the one that was posted", r"row = tile - programs", "row = tile", SLABS),
+    Rule(
+        "row loaded ahead taken for the present one",
+        r"^(\w+)_loaded = \1_next",
+        r"\1_loaded = tl.load(\1_ptr + row * \1_stride + col, mask=row_mask & col_mask, other=0.0)",
+        SLABS,
+    ),
+    Rule(
+        "first element loaded ahead taken for the present one",
+        r"^(\w+)_first = \1_first_next",
+        r"\1_first = tl.load(\1_ptr + row * \1_stride, mask=row_mask, other=0.0)",
+        SLABS,
+    ),
+    Rule("present row loaded ahead", r"row = tile \+ programs", "row = tile", SLABS),
 )
 
 EXCHANGE = (
-    Rule("first word read for the second", r"_part\(words, 1", "_part(words, 0", SLABS),
-    Rule("second word read for the first", r"_part\(words, 0", "_part(words, 1", SLABS),
-    Rule("first word written for the second", r"\(row \* 2 \+ 1\)", "(row * 2)", SLABS),
-    Rule("second word written for the first", r"\(row \* 2\)", "(row * 2 + 1)", SLABS),
-    Rule("words of the row before", r"(_collect.+)\(tile - programs\)", r"\1tl.maximum(tile - programs - 1, 0)", SLABS),
+    Rule("sums exchanged, posted", r"_post\((\w+), (?!\1,)(\w+),", r"_post(\2, \1,", SLABS),
+    Rule("sums exchanged, collected", r"low(, 0\.0.+)high", r"high\1low", "_collect"),
+    Rule("sums exchanged, taken", r"^(\w+_slabs), (\w+_slabs) =", r"\2, \1 =", SLABS),
+    Rule("first sum posted twice", r"\bhigh\.to", "low.to", "_post"),
+    Rule("second sum posted twice", r"\blow\.to", "high.to", "_post"),
+    Rule("first sum taken for the second", r"words >> 32", "words", "_collect"),
+    Rule("sign of the first sum in the second", r" & 0xFFFFFFFF", "", "_post"),
+    Rule("both sums in one word, float64", r"index \* 2 \+ 1", "index * 2", "_post"),
+    Rule("one word read for both sums, float64", r"index \* 2 \+ 1", "index * 2", "_collect"),
+    Rule("words of the row before", r"^done = \(tile - programs\)", "done = tl.maximum(tile - programs - 1, 0)", SLABS),
     Rule("words of all slabs in one place", r"(_post.+) \+ slab,", r"\1,", SLABS),
-    Rule("last word left out", r"lane < COUNT", "lane < COUNT - 1", "_collect"),
+    Rule("words beyond the last", r"tl\.minimum\(lane, SLABS - 1\)", "lane", "_collect"),
+    Rule("last slab left out, first sum", r"lane < SLABS, low", "lane < SLABS - 1, low", "_collect"),
+    Rule("last slab left out, second sum", r"lane < SLABS, high", "lane < SLABS - 1, high", "_collect"),
+    Rule("lanes beyond the slabs, first sum", r"tl\.where\(lane < SLABS, low, 0\.0\)", "low", "_collect"),
+    Rule("lanes beyond the slabs, second sum", r"tl\.where\(lane < SLABS, high, 0\.0\)", "high", "_collect"),
     Rule("largest in place of the sum", r"tl\.sum\(values", "tl.max(values", "_total"),
 )
 
