@@ -159,6 +159,7 @@ def test_4_denominator(source: Source) -> None:
         denominators = {ast.unparse(call.args[1]) for call in calls(function, "_divide") if "sum" in ast.unparse(call)}
         # Welford's merging of chunks counts the columns of each.
         assert denominators <= {"width", "count"}
+        assert set(re.findall(r"\(1\.0 / (\w+)\)", ast.unparse(function))) <= {"H"}
         assert set(values(function, "count")) <= {"tl.full([1, 1], tl.minimum(H - start, BLOCK_SIZE), compute)"}
         for call in calls(function, "tl.sum"):
             assert not {"mask", "col_mask", "row_mask"} & names_in(call)

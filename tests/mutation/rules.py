@@ -32,7 +32,7 @@ PRECISION = (
     Rule("a sum over rows in fp16", r"^(d\w+_sum) = (tl\.fma.+|.+ \+ .+)", rf"\1 = (\2){FP16}"),
     Rule("a sum over rows in fp16, blocks", r"^(d(?:gamma|beta)_blocks \+=) \((.+),\)", rf"\1 ((\2){FP16},)"),
     Rule("squares in fp16", r"tl\.fma\((\w+), \1, (\w+)\)", rf"\2 + (\1{FP16} * \1){FP16}"),
-    Rule("mean in fp16", r"shifted_mean = (_divide.+)", rf"shifted_mean = \1{FP16}"),
+    Rule("mean in fp16", r"^mean = (middle \+ drift)", rf"mean = (\1){FP16}"),
     Rule("variance in fp16", r"var = (_divide.+|tl\.where.+)", rf"var = (\1){FP16}"),
     Rule("eps in fp16", r"epsilon = (tl\.full.+)", rf"epsilon = \1{FP16}"),
     Rule("rstd in the dtype of x", r"rstd = (_divide.+)", r"rstd = \1.to(x_ptr.dtype.element_ty).to(compute)", ROWS),
