@@ -25,7 +25,7 @@ import triton  # noqa: F401  # for all the processes that are forked from this o
 
 from mutation.equivalents import equivalent
 from mutation.kills import TABLE, contradiction, row, table
-from mutation.mutants import ROOT, Mutant, all_mutants
+from mutation.mutants import ROOT, Mutant, all_mutants, generated_test
 from mutation.planting import Verdict, judge
 
 KEPT = ROOT / "build" / "mutants.json"
@@ -49,8 +49,7 @@ def judged(mutants: list[Mutant], jobs: int) -> Iterator[tuple[Mutant, Verdict]]
 
 def digest(mutant: Mutant) -> str:
     """Of all that a verdict depends on."""
-    test = (ROOT / "generated" / "tests" / f"test_{mutant.spec}.py").read_text()
-    return hashlib.sha256((mutant.source + test).encode()).hexdigest()
+    return hashlib.sha256((mutant.source + generated_test(mutant.spec)).encode()).hexdigest()
 
 
 def all_verdicts(jobs: int) -> dict[Mutant, Verdict]:
