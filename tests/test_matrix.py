@@ -203,10 +203,10 @@ def undefined(function: ast.FunctionDef, known: set[str]) -> set[str]:
 
 
 def unused(function: ast.FunctionDef) -> set[str]:
-    """The arguments and values of a kernel that it never reads."""
+    """The arguments and values of a kernel that it never reads; `_` says so itself."""
     names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
     loaded = {name.id for name in names if isinstance(name.ctx, ast.Load)}
-    return ({argument.arg for argument in function.args.args} | {name.id for name in names}) - loaded
+    return ({argument.arg for argument in function.args.args} | {name.id for name in names}) - loaded - {"_"}
 
 
 def assert_sound(module: ast.Module, name: str) -> None:
