@@ -246,8 +246,8 @@ def _slabs(
     for the one step and for the other, `taken` those by which the other starts from what the one stored.
     """
     slab, row = blocks
-    mentioned = {use for equation in row for use in equation.uses if use.endswith("_slabs")}
-    asked = tuple(_word(name.removesuffix("_slabs")) for name in sorted(mentioned))
+    mentioned = sorted({use for equation in row for use in equation.uses if use.endswith("_slabs")})
+    asked = tuple(_word(name.removesuffix("_slabs")) for name in mentioned)
     offered = loads + tuple(_word(name) for name in mentioned)
     sums = _row_sums(chunked(System.of([*equations, *slab, *row], offered, stores + asked)))
     lanes = tuple(_word(f"{tensor.value}_slabs") for tensor in sums)
