@@ -66,6 +66,8 @@ class Fold:
     begin: tuple[str, ...]
     each: tuple[str, ...]
     end: tuple[str, ...] = ()
+    row: tuple[Equation, ...] = ()
+    """What follows from the targets otherwise than where a sum runs over the whole row."""
 
     @staticmethod
     def of(begin: Iterable[str], each: Iterable[str]) -> Fold:
@@ -240,16 +242,13 @@ def parse(text: str) -> list[Equation]:
     return equations
 
 
-def parse_fold(text: str) -> tuple[Fold, list[Equation]] | None:
-    """A stage's own way to take its reductions in chunks, and the equations that follow from it for the whole row.
-
-    Blocks `begin:`, `each:` and `row:`; None for no text.
-    """
+def parse_fold(text: str) -> Fold | None:
+    """A stage's own way to take its reductions in chunks: blocks `begin:`, `each:` and `row:`; None for no text."""
     blocks = parse_blocks(text, "begin", "each", "row")
     if blocks is None:
         return None
     begin, each = (filter(None, map(str.strip, block.splitlines())) for block in blocks[:2])
-    return Fold.of(begin, each), parse(blocks[2])
+    return replace(Fold.of(begin, each), row=tuple(parse(blocks[2])))
 
 
 def parse_blocks(text: str, *names: str) -> tuple[str, ...] | None:
@@ -285,14 +284,16 @@ class System:
     ) -> System:
         """A value that can be loaded overrides the equation of the same name; later equations override earlier ones."""
         loadable = {tensor.value: tensor for tensor in loads}
-        known = {equation.target: equation for equation in equations if equation.target not in loadable}
+        folds = tuple(folds)
+        stated = [*equations, *(equation for fold in folds for equation in fold.row)]
+        known = {equation.target: equation for equation in stated if equation.target not in loadable}
         aliases = {e.target: e.expression for e in known.values() if e.expression.isidentifier()}
         for name in aliases:
             while aliases[name] in aliases:
                 aliases[name] = aliases[aliases[name]]
         kept = {n: e.renamed(aliases) for n, e in known.items() if n not in aliases}
         wanted = tuple((tensor, aliases.get(tensor.value, tensor.value)) for tensor in stores)
-        return System(kept, loadable, wanted, tuple(folds))._with_firsts()
+        return System(kept, loadable, wanted, folds)._with_firsts()
 
     def _with_firsts(self) -> System:
         """Expand `name = first(value)`: the same equations for the first column alone, as `value_first`."""

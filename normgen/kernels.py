@@ -192,9 +192,7 @@ def kernels(plan: Plan, macro: Macro) -> Kernels:
     name = plan.spec.name
     forward_equations = _equations(plan, macro, "forward")
     welford = plan.spec.strategy == "welford"
-    found = [f for stage, x, y in plan.stages if welford and (f := parse_fold(macro(stage, "chunked", x, y)))]
-    folds = [fold for fold, _ in found]
-    folded = [equation for _, row in found for equation in row]
+    folds = [f for stage, x, y in plan.stages if welford and (f := parse_fold(macro(stage, "chunked", x, y)))]
     loads = plan.inputs + plan.parameters
     stores = plan.outputs + plan.statistics
     forward = forward_chunked = forward_slabs = None
@@ -202,13 +200,13 @@ def kernels(plan: Plan, macro: Macro) -> Kernels:
         lines = whole_rows(System.of(forward_equations, loads, stores))
         forward = _kernel(f"{name}_forward", "tile", "Results, a tile of whole rows a program.", loads, stores, lines)
     if plan.forward.chunks:
-        lines = chunked(System.of(forward_equations + folded, loads, stores, folds))
+        lines = chunked(System.of(forward_equations, loads, stores, folds))
         doc = "Results, each row in chunks."
         forward_chunked = _kernel(f"{name}_forward_chunked", "chunked", doc, loads, stores, lines)
     if plan.forward.slabs:
         forward_slabs = _forward_slabs(plan, macro, forward_equations)
     nothing = Kernels(forward, forward_chunked, forward_slabs, None, None, None, None, (), (), (), ())
-    return _with_backward(plan, macro, forward_equations, folds, folded, nothing) if plan.backward else nothing
+    return _with_backward(plan, macro, forward_equations, folds, nothing) if plan.backward else nothing
 
 
 def _forward_slabs(plan: Plan, macro: Macro, equations: list[Equation]) -> Kernel:
@@ -300,7 +298,6 @@ def _with_backward(
     macro: Macro,
     forward_equations: list[Equation],
     folds: list[Fold],
-    folded: list[Equation],
     forward: Kernels,
 ) -> Kernels:
     assert plan.backward is not None
@@ -325,7 +322,7 @@ def _with_backward(
         slabs = _slabs(f"{name}_backward_slabs", doc, equations, [], ([], []), known, known, (), row_gradients + sums)
         if plan.scratch:
             sources = tuple(t for t in faithful + plan.inputs)
-            lines = chunked(System.of(equations + folded, sources, plan.scratch, folds))
+            lines = chunked(System.of(equations, sources, plan.scratch, folds))
             doc = "Row statistics that forward did not save."
             statistics = _kernel(f"{name}_statistics", "chunked", doc, sources, plan.scratch, lines)
     sum_partials = None

@@ -559,12 +559,12 @@ spread = squares - mean * mean
 def fold_of(text: str) -> Fold:
     found = parse_fold(text)
     assert found is not None
-    return found[0]
+    return found
 
 
 def test_fold() -> None:
     fold = fold_of(FOLD)
-    assert parse_fold(FOLD) == (fold, parse("spread = squares - mean * mean"))
+    assert fold.row == tuple(parse("spread = squares - mean * mean"))
     assert (fold.targets, fold.uses, fold.end) == (("mean", "squares"), ("x", "gamma"), ())
     assert parse_fold("\n  \n") is None
     text = X_MEAN + SQUARES + "y = x * squares + mean"
