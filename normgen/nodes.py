@@ -86,7 +86,8 @@ class Document:
         try:
             self.root = self._document()
         except yaml.MarkedYAMLError as error:
-            problem = str(error.problem)
+            # What PyYAML quotes is as long as it is in the file.
+            problem = re.sub(r"'([^']{60})[^']*'", r"'\1...'", str(error.problem))
             known = (sentence for fragment, sentence in _SYNTAX.items() if fragment in problem)
             # Of a key without a colon, PyYAML marks the line after it.
             mark = error.context_mark if error.context == "while scanning a simple key" else error.problem_mark

@@ -192,7 +192,7 @@ def _scope(plan: Plan) -> dict[str, object]:
         "class_name": "".join(part.capitalize() for part in name.split("_")),
         "title": title(plan),
         "formula": formula(plan),
-        "eps_lines": textwrap.wrap(eps_sentence(plan), WIDTH),
+        "notes": [line for note in notes(plan) for line in textwrap.wrap(note, WIDTH)],
         "reasons": [
             line for r in plan.reasons for line in textwrap.wrap(r, WIDTH, initial_indent="- ", subsequent_indent="  ")
         ],
@@ -222,10 +222,15 @@ def formula(plan: Plan) -> list[str]:
     return [stage.formula(taken, left) for stage, taken, left in plan.stages]
 
 
-def eps_sentence(plan: Plan) -> str:
-    if plan.spec.eps.placement == "inside_sqrt":
-        return "eps stands inside the square root, 1 / sqrt(var + eps): the PyTorch convention."
-    return "eps stands outside the square root, 1 / (sqrt(var) + eps): not the PyTorch convention."
+def notes(plan: Plan) -> list[str]:
+    """What the formula leaves open: the convention that eps follows, and what is rounded to."""
+    inside = plan.spec.eps.placement == "inside_sqrt"
+    where = "inside" if inside else "outside"
+    found = [f"eps stands {where} the square root: {'' if inside else 'not '}the PyTorch convention."]
+    text = " ".join(formula(plan))
+    if "round(" in text:
+        found.append(f"round is to the dtype of x{', round_y to that of y' if 'round_y(' in text else ''}.")
+    return found
 
 
 def reference_lines(plan: Plan) -> list[str]:
@@ -243,7 +248,7 @@ def explain(plan: Plan) -> str:
             f"{plan.spec.name}: {data['title']}",
             "",
             *(f"  {line}" for line in formula(plan)),
-            f"  {eps_sentence(plan)}",
+            *(f"  {line}" for line in notes(plan)),
             "",
             "tensors",
             *rows,
@@ -266,7 +271,7 @@ def explain_data(plan: Plan) -> dict[str, object]:
         "name": plan.spec.name,
         "title": title(plan),
         "formula": formula(plan),
-        "eps": eps_sentence(plan),
+        "notes": notes(plan),
         "tensors": _tensors(plan),
         "kernels": [{"name": kernel.name, "doc": kernel.doc} for kernel in solve(plan).all],
         "reasons": list(plan.reasons),

@@ -50,5 +50,5 @@ def ladders_in(tree: ast.Module) -> dict[str, Ladder]:
     found = {ast.unparse(node.targets[0]): node.value for node in made}
     ladders = ("_FORWARD_TILES", "_CHUNKS", "_FORWARD_SLABS", "_BACKWARD_TILES", "_BACKWARD_SLABS")
     return {name: ast.literal_eval(found[name]) for name in ladders if name in found} | {
-        name: (ast.literal_eval(found[name]),) for name in ("_STATISTICS", "_COLUMNS") if name in found
+        name: (ast.literal_eval(found[name]),) for name in ("_STATISTICS", "_PARTIALS_TILE") if name in found
     }

@@ -85,7 +85,7 @@ def test_1_blocks(source: Source) -> None:
         annotations = {argument.arg: argument.annotation for argument in function.args.args}
         assert ast.unparse(annotations["BLOCK_SIZE"] or ast.Constant(None)) == "tl.constexpr"
     ladders = ladders_in(source.tree)
-    places = dict.fromkeys(ladders, slice(1, 2)) | {"_STATISTICS": slice(0, 1), "_COLUMNS": slice(0, 2)}
+    places = dict.fromkeys(ladders, slice(1, 2)) | {"_STATISTICS": slice(0, 1), "_PARTIALS_TILE": slice(0, 2)}
     sizes = {size for name, rungs in ladders.items() for rung in rungs for size in rung[places[name]]}
     assert sizes
     assert all(size is not None and size & (size - 1) == 0 for size in sizes)
@@ -211,8 +211,8 @@ def test_6_eps(source: Source) -> None:
     for one, comment in comments.items():
         assert source.module.count(comment) == (source.module.count(rstd[one]) if one == placement else 0)
     documented = " ".join((ast.get_docstring(source.tree) or "").split())
-    inside = "eps stands inside the square root, 1 / sqrt(var + eps): the PyTorch convention."
-    outside = "eps stands outside the square root, 1 / (sqrt(var) + eps): not the PyTorch convention."
+    inside = "eps stands inside the square root: the PyTorch convention."
+    outside = "eps stands outside the square root: not the PyTorch convention."
     assert (inside if placement == "inside_sqrt" else outside) in documented
 
 

@@ -222,6 +222,7 @@ def test_yaml_words_are_text() -> None:
         ("\nrms\n", "s.yaml:2:1: a spec is a mapping of keys such as name, norm and eps, not rms"),
         ("%YAML 1.1\n---\n" + BASE, "s.yaml:1:1: directives (%YAML, %TAG) are not used in specs; leave them out"),
         ("%YAML 1." + "1" * 5000 + "\n---\n", "s.yaml:1:9: not valid YAML: no such character or number"),
+        ("a: !" + "b" * 500 + "!c d\n", f"s.yaml:1:4: not valid YAML: found undefined tag handle '!{'b' * 59}...'"),
         ("name: \0\n", "s.yaml:1:7: the character U+0000 is not allowed in a spec"),
         ("name: a\r\nnorm: é\u2028\n", "s.yaml:2:8: the character U+2028 is not allowed in a spec"),
         (b"a: 1\nb: \xc3\xa9\xc3\n", "s.yaml:2:5: not UTF-8: byte 0xc3"),

@@ -48,5 +48,7 @@ class Affine(Stage):
     def formula(self, taken: str, left: str) -> str:
         offset = f"{self.weight_offset:+g}".replace("+", " + ").replace("-", " - ") if self.weight_offset else ""
         gain = f"(weight{offset})" if offset else "weight"
-        factor = f"round({taken})" if self.cast == "cast_then_multiply" else taken
-        return f"{left} = {factor} * {gain}" + (" + bias" if self.bias else "")
+        if self.cast == "multiply_then_cast":
+            return f"{left} = {taken} * {gain}" + (" + bias" if self.bias else "")
+        product = f"round({taken}) * {gain}"
+        return f"{left} = round_y({product}) + bias" if self.bias else f"{left} = {product}"

@@ -57,4 +57,4 @@ class Residual(Stage):
         return (residual, stored) if self.store_sum else (residual,)
 
     def formula(self, taken: str, left: str) -> str:
-        return f"{left} = {taken} + residual"
+        return f"{left} = round({taken} + residual)" if self.rounds else f"{left} = {taken} + residual"

@@ -258,7 +258,7 @@ EXCHANGE = (
 
 HOST = (
     Rule("grid one short", r"\(-\(-(N // BLOCK_N|H // BLOCK_SIZE)\), 1, 1\)", r"(\1, 1, 1)", "_forward|_backward"),
-    Rule("slabs one short", r"SLABS = -\(-(H // BLOCK_SIZE)\)", r"SLABS = max(1, \1)", "_shared"),
+    Rule("slabs one short", r"SLABS = -\(-(H // BLOCK_SIZE)\)", r"SLABS = max(1, \1)", "_slab_launch"),
     Rule("blocks one short", r"BLOCKS = -\(-(H // BLOCK_SIZE)\)", r"BLOCKS = max(1, \1)", "_tile"),
     Rule("copy left out", r"rows = rows\.contiguous\(\)", "pass", "_rows"),
     Rule("copy not needed", r"rows\.stride\(1\) != 1 and H != 1", "True", "_rows"),
