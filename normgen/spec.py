@@ -1,7 +1,8 @@
 """What a user asks for: the pydantic model of a spec file.
 
-`specs/README.md` says what every key means. The mappings of the stages stand in `normgen/stages`; rules that span
-several keys live in the class that holds all of them, each with its reason in words.
+`specs/README.md` says what every key means. The mappings of the stages stand in `normgen/stages`. A rule that spans
+several keys of a mapping is a validator of the last of them: it finds in `info.data` those before that are right by
+themselves, with their defaults, so that it holds whatever else is wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
     field_validator,
-    model_validator,
 )
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
@@ -149,24 +149,27 @@ class Spec(Model):
     @field_validator("save")
     @classmethod
     def _save_existing_once(cls, save: list[Statistic], info: ValidationInfo) -> list[Statistic]:
+        if "mean" in save and info.data.get("norm") == "rms":
+            raise fault("an RMS norm has no mean; write save: [rstd] or save: []")
         for statistic in save:
             if save.count(statistic) > 1:
                 raise fault(f"{statistic} is listed twice; list each statistic once")
-        if "mean" in save and info.data.get("norm") == "rms":
-            raise fault("an RMS norm has no mean; write save: [rstd] or save: []")
         return sorted(save)
 
-    @model_validator(mode="after")
-    def _row_fits_block(self) -> Spec:
-        limit = single_block_limit(LADDERS[self.norm, self.residual is not None], self.grad)
-        too_wide = [width for width in self.widths or () if width > limit]
-        if self.strategy == "single_block" and too_wide:
-            raise fault(
-                f"strategy single_block keeps a row in registers, {limit} elements at most{' with grad' * self.grad}, "
-                f"not {too_wide[0]}; write strategy: auto or a smaller width",
-                key="hidden",
-            )
-        return self
+    @field_validator("strategy")
+    @classmethod
+    def _row_fits_block(cls, strategy: str, info: ValidationInfo) -> str:
+        keys = info.data
+        if strategy == "single_block" and {"norm", "hidden", "grad"} <= keys.keys():
+            residual = keys.get("residual", "at fault") is not None  # what is at fault is not `none`
+            limit = single_block_limit(LADDERS[keys["norm"], residual], keys["grad"])
+            too_wide = [width for width in keys["hidden"] if width > limit] if keys["hidden"] != "dynamic" else []
+            if too_wide:
+                raise fault(
+                    f"single_block keeps a row in registers, {limit} elements at most{' with grad' * keys['grad']}, "
+                    f"not {too_wide[0]}; write strategy: auto or a smaller width"
+                )
+        return strategy
 
     @property
     def widths(self) -> tuple[int, ...] | None:

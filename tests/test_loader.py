@@ -23,6 +23,12 @@ WIDTH = "is not a width; write `dynamic`, a width from 1 to 1048576, or a list o
 OCTAL = "YAML 1.1 reads a leading zero as octal, where 010 is 8; leave it out"
 NAME = "is not a usable name; use lower-case ASCII letters, digits and _, starting with a letter, at most 48 characters"
 EMPTY = "the file is empty; `normgen new NAME` writes a spec to start from"
+NO_WEIGHT = "must be true: no norm in use has a shift without a scale; for neither, write `affine: none`"
+NO_SUM = "dtype is the dtype of the stored sum, and store_sum is false; leave dtype out"
+NARROW = (
+    "single_block keeps a row in registers, 8192 elements at most with grad, not 16384; "
+    "write strategy: auto or a smaller width"
+)
 NO_DEFAULT = "the key is missing, and has no default."
 
 
@@ -117,6 +123,8 @@ def test_no_numbers(written: str, said: str) -> None:
         ("dtypes: {input: []}", "4:17: dtypes.input: the list is empty; name at least one dtype"),
         ("dtypes: {input: [float16, float16]}", "4:17: dtypes.input: float16 is listed twice; list each dtype once"),
         # mappings
+        ("affine: {weight: false}", f"4:18: affine.weight: {NO_WEIGHT}"),
+        ("affine: {weight: false, bias: true}", f"4:18: affine.weight: {NO_WEIGHT}"),
         ("affine: 3", "4:9: affine: must be `none` or a mapping of the keys of affine, not 3"),
         ("residual: no", "4:11: residual: must be `none` or a mapping of the keys of residual, not 'no'"),
         ("dtypes: float16", "4:9: dtypes: write a mapping of the keys input, weight, output, not float16"),
@@ -156,12 +164,8 @@ def test_no_numbers(written: str, said: str) -> None:
         ("--- \nname: b", "4:1: a second document starts here; a file holds one spec"),
         ("a: [[[[[[[]]]]]]]", "4:9: a[0][0][0][0][0]: nested deeper than 6 levels; no key of a spec is"),
         # rules over several keys
-        ("affine: {weight: false}", "4:18: affine.weight: a norm without weight has nothing to configure here; "
-         "write `affine: none`"),
-        ("affine:\n  weight: false\n  bias: true", "6:9: affine.bias: bias needs weight: a shift without a scale is "
-         "not one of the norms in use; set weight: true"),
-        ("residual: {store_sum: false, dtype: same}", "4:37: residual.dtype: dtype is the dtype of the stored sum, and "
-         "store_sum is false; leave dtype out"),
+        ("residual: {store_sum: false, dtype: same}", f"4:37: residual.dtype: {NO_SUM}"),
+        ("strategy: single_block\nhidden: [8192, 16384]", f"4:11: strategy: {NARROW}"),
         # syntax
         ("\tgrad: true", "4:1: not valid YAML: a tab cannot stand here; indent with spaces"),
         ("grad", "4:1: not valid YAML: a key needs a colon and a space after it"),
@@ -263,6 +267,35 @@ grad:
         "s.yaml:10:22: residual.dtype: aliases (*name) are not used in specs; write the value out",
         "s.yaml:11:6: grad: the value is missing; write one, or leave the key out",
     ]
+
+
+def test_rules_over_several_keys_hold_whatever_else_is_wrong() -> None:
+    text = """\
+name: a
+norm: rms
+epsilon: 1e-6
+dtypes: {input: []}
+affine: {weight: false, weight_offset: 1e39}
+residual: {store_sum: false, dtype: float32, norm_of: rounded_sum, in: 1}
+save: [mean, mean]
+hidden: [16384]
+strategy: single_block
+"""
+    assert [said.split("; ")[0].removeprefix("s.yaml:") for said in faults(text)] == [
+        f"1:1: eps: {NO_DEFAULT} {Spec.model_fields['eps'].description}",
+        "3:1: epsilon: unknown key",
+        "4:17: dtypes.input: the list is empty",
+        "5:18: affine.weight: must be true: no norm in use has a shift without a scale",
+        "5:40: affine.weight_offset: weight_offset must be finite in fp32, not 1e+39",
+        "6:37: residual.dtype: dtype is the dtype of the stored sum, and store_sum is false",
+        "6:55: residual.norm_of: store_sum is false, so the sum is never rounded",
+        "6:68: residual.in: unknown key",
+        "7:7: save: an RMS norm has no mean",
+        "9:11: strategy: single_block keeps a row in registers, 8192 elements at most with grad, not 16384",
+    ]
+    # A rule is silent where it rests on a key that is not right by itself: it may be no fault then.
+    text = f"{BASE}hidden: [16384]\nstrategy: single_block\ngrad: no\n"
+    assert faults(text) == ["s.yaml:6:7: grad: write true or false, not no"]
 
 
 @pytest.mark.parametrize(

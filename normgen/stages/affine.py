@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from normgen.stages.base import Stage, Tensor, fault
 
@@ -24,21 +24,19 @@ class Affine(Stage):
         "cast_then_multiply: x_hat is rounded to the dtype of x before the product, as in Llama.",
     )
 
-    @model_validator(mode="after")
-    def _weight_first(self) -> Affine:
-        if not abs(self.weight_offset) <= 3.0e38:  # the sum is taken in fp32
-            raise fault(
-                f"weight_offset must be finite in fp32, not {self.weight_offset!r}; 0.0 and 1.0 are usual",
-                key="weight_offset",
-            )
-        if self.weight:
-            return self
-        if self.bias:
-            raise fault(
-                "bias needs weight: a shift without a scale is not one of the norms in use; set weight: true",
-                key="bias",
-            )
-        raise fault("a norm without weight has nothing to configure here; write `affine: none`", key="weight")
+    @field_validator("weight")
+    @classmethod
+    def _weight_always(cls, weight: bool) -> bool:
+        if not weight:
+            raise fault("must be true: no norm in use has a shift without a scale; for neither, write `affine: none`")
+        return weight
+
+    @field_validator("weight_offset")
+    @classmethod
+    def _finite(cls, offset: float) -> float:
+        if not abs(offset) <= 3.0e38:  # the sum is taken in fp32
+            raise fault(f"weight_offset must be finite in fp32, not {offset!r}; 0.0 and 1.0 are usual")
+        return offset
 
     def tensors(self) -> tuple[Tensor, ...]:
         gamma = Tensor("gamma", "H", "parameter", "weight", "weight", "scale", pad=1.0)

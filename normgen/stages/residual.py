@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from normgen.stages.base import Dtype, Stage, Tensor, fault
 
@@ -26,18 +26,21 @@ class Residual(Stage):
         "the sum is stored); unrounded_sum: the fp32 sum is.",
     )
 
-    @model_validator(mode="after")
-    def _sum_keys_need_sum(self) -> Residual:
-        if self.store_sum:
-            return self
-        if self.dtype is not None:
-            raise fault("dtype is the dtype of the stored sum, and store_sum is false; leave dtype out", key="dtype")
-        if self.norm_of == "rounded_sum":
+    @field_validator("dtype")
+    @classmethod
+    def _of_a_stored_sum(cls, dtype: str | None, info: ValidationInfo) -> str | None:
+        if dtype is not None and info.data.get("store_sum") is False:
+            raise fault("dtype is the dtype of the stored sum, and store_sum is false; leave dtype out")
+        return dtype
+
+    @field_validator("norm_of")
+    @classmethod
+    def _rounded_where_stored(cls, norm_of: str | None, info: ValidationInfo) -> str | None:
+        if norm_of == "rounded_sum" and info.data.get("store_sum") is False:
             raise fault(
-                "store_sum is false, so the sum is never rounded; leave norm_of out or write norm_of: unrounded_sum",
-                key="norm_of",
+                "store_sum is false, so the sum is never rounded; leave norm_of out or write norm_of: unrounded_sum"
             )
-        return self
+        return norm_of
 
     @property
     def normalises_stored_sum(self) -> bool:
