@@ -67,14 +67,15 @@ class Drift:
 
 
 def spec_path(path: Path) -> str:
-    """The path of a spec as a header shows it: relative to its project, else the bare file name.
+    """The path of a spec as a header shows it: relative to its project, so that it is the same wherever one stands.
 
-    The project is the nearest folder above that holds a `pyproject.toml` or `.git`. Raises SpecError for a path that
-    cannot stand in a comment.
+    The project is the nearest folder above that holds a `pyproject.toml` or `.git`; without one, the working directory
+    where the spec lies below it, else the folder of the spec. Raises SpecError for a path that cannot stand in a
+    comment.
     """
-    full = Path(os.path.abspath(path))
+    full, here = Path(os.path.abspath(path)), Path.cwd()
     roots = (folder for folder in full.parents if (folder / "pyproject.toml").exists() or (folder / ".git").exists())
-    root = next(roots, full.parent)
+    root = next(roots, here if full.is_relative_to(here) else full.parent)
     shown = full.relative_to(root).as_posix()
     if not shown.isprintable() or _ENCODING.search(shown):
         message = "the path cannot stand in a comment of the generated file; rename the spec"
@@ -126,7 +127,7 @@ def emit(files: dict[str, str], out: Path, force: bool) -> list[Change]:
 
 def create(path: Path, text: str) -> Change:
     """Write one new file, and never over an existing one. Raises OutputError where there is one."""
-    with _reporting(path):
+    with _reporting(path, "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8", newline="\n") as file:
             file.write(text)
@@ -169,16 +170,16 @@ def _lf(text: str) -> str:
 
 
 @contextmanager
-def _reporting(path: Path) -> Iterator[None]:
+def _reporting(path: Path, access: Literal["read", "written"]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(str(path), (error.strerror or str(error)).lower()) from None
+        raise OutputError(str(path), f"cannot be {access}: {(error.strerror or str(error)).lower()}") from None
 
 
 def _read(path: Path) -> str | None:
     """The text of a file with its line ends normalised, or None where there is no file."""
-    with _reporting(path):
+    with _reporting(path, "read"):
         try:
             mode = path.stat().st_mode
         except FileNotFoundError:
@@ -192,7 +193,7 @@ def _read(path: Path) -> str | None:
 def _refuse_links(path: Path, out: Path) -> None:
     inside = [path, *(folder for folder in path.parents if folder.is_relative_to(out) and folder != out)]
     for part in inside:
-        with _reporting(part):
+        with _reporting(part, "read"):
             if part.is_symlink():
                 raise OutputError(str(part), "a symbolic link, and normgen writes through none; remove it")
 
@@ -203,14 +204,14 @@ def _write(texts: dict[Path, str]) -> None:
     try:
         for path, text in texts.items():
             temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
-            with _reporting(path):
+            with _reporting(path, "written"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 # An ordinary file, unlike those of `tempfile`: the umask decides who may read it.
                 with temporary.open("xb") as file:
                     temporaries[path] = temporary
                     file.write(text.encode())
         for path, temporary in list(temporaries.items()):
-            with _reporting(path):
+            with _reporting(path, "written"):
                 os.replace(temporary, path)
             del temporaries[path]
     finally:

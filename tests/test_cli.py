@@ -128,7 +128,7 @@ def test_edited_files(run: Run) -> None:
 
 def test_output_folder_that_cannot_be_written(run: Run) -> None:
     Path(OUT).touch()
-    assert run("build", "specs/a.yaml") == (2, "", "generated/a.py: not a directory\n")
+    assert run("build", "specs/a.yaml") == (2, "", "generated/a.py: cannot be read: not a directory\n")
 
 
 def test_check(run: Run) -> None:
@@ -277,7 +277,7 @@ def test_new(run: Run) -> None:
     assert load(text.encode(), "").digest == load(SPEC.format(name="fresh").encode(), "").digest
     schema = json.loads(run("schema")[1])
     assert [key for key in _keys(schema, schema) if f"{key}:" not in text] == []
-    assert run("new", "fresh") == (2, "", "specs/fresh.yaml: file exists\n")
+    assert run("new", "fresh") == (2, "", "specs/fresh.yaml: cannot be written: file exists\n")
     assert Path("specs/fresh.yaml").read_text() == text
     assert run("build", "specs/fresh.yaml")[0] == 0
 

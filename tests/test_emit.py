@@ -67,6 +67,16 @@ def test_spec_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert spec_path(Path("a.yaml")) == "specs/a.yaml"
 
 
+def test_spec_path_without_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of a header works where it was run."""
+    (tmp_path / "specs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for path in ("specs/a.yaml", "./specs/../specs/a.yaml", tmp_path / "specs" / "a.yaml"):
+        assert spec_path(Path(path)) == "specs/a.yaml"
+    monkeypatch.chdir(tmp_path / "specs")
+    assert spec_path(Path("a.yaml")) == spec_path(Path("../a.yaml")) == "a.yaml"
+
+
 @pytest.mark.parametrize(
     "name", ["a\nimport os\n.yaml", "a\x1b.yaml", "a\u2028.yaml", "a\udcff.yaml", "coding:utf-7.yaml"]
 )
@@ -154,14 +164,14 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     )
     file = tmp_path / "file"
     file.touch()
-    assert refused({"a.py": sealed()}, file) == f"{file}/a.py: not a directory"
+    assert refused({"a.py": sealed()}, file) == f"{file}/a.py: cannot be read: not a directory"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write to a read-only folder")
 def test_read_only_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     try:
-        assert refused(FILES, tmp_path) == f"{tmp_path}/a.py: permission denied"
+        assert refused(FILES, tmp_path) == f"{tmp_path}/a.py: cannot be written: permission denied"
     finally:
         tmp_path.chmod(0o755)
 
@@ -184,7 +194,7 @@ def test_failure_while_writing_leaves_everything_as_it_was(
 
     monkeypatch.setattr(Path, "open", failing)
     failed = ["a.py", "tests/test_a.py"][nth - 1]
-    assert refused(FILES, tmp_path) == f"{tmp_path}/{failed}: {os.strerror(code).lower()}"
+    assert refused(FILES, tmp_path) == f"{tmp_path}/{failed}: cannot be written: {os.strerror(code).lower()}"
     assert listing(tmp_path) == ["a.py"]
     assert (tmp_path / "a.py").read_text() == sealed("old = 1\n")
 
@@ -255,5 +265,5 @@ def test_create_never_overwrites(tmp_path: Path) -> None:
     assert create(path, "a\n") == Change(path, "created")
     with pytest.raises(OutputError) as caught:
         create(path, "b\n")
-    assert str(caught.value) == f"{path}: file exists"
+    assert str(caught.value) == f"{path}: cannot be written: file exists"
     assert path.read_bytes() == b"a\n"

@@ -86,7 +86,11 @@ def test_a_disk_that_fills_up_while_a_file_is_written(tmp_path: Path) -> None:
         run = subprocess.run(
             [sys.executable, "-c", limited], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
-        assert (run.returncode, run.stdout, run.stderr) == (2, "", "generated/a.py: file too large\n")
+        assert (run.returncode, run.stdout, run.stderr) == (
+            2,
+            "",
+            "generated/a.py: cannot be written: file too large\n",
+        )
         assert sorted(path.name for path in tmp_path.rglob("generated/**/*") if path.is_file()) == known
         assert all(intact(path.read_text()) for path in tmp_path.rglob("generated/**/*.py"))
         (tmp_path / "a.yaml").write_text(SPEC.replace("1e-6", "1e-5"))
