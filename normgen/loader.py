@@ -65,6 +65,17 @@ def _field(model: type[BaseModel], path: Sequence[str | int]) -> FieldInfo | Non
     return _model(model, path[:-1]).model_fields[path[-1]] if path and isinstance(path[-1], str) else None
 
 
+def _example(field: FieldInfo | None) -> str:
+    """A value of a key as a file may have it; empty where the key names none."""
+    return _flow(field.examples[0]) if field and field.examples else ""
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_flow(below)}' for key, below in value.items())}}}"
+    return str(value).replace("e-0", "e-")
+
+
 def _submodel(annotation: Any) -> type[BaseModel] | None:
     if parts := get_args(annotation):
         return next(filter(None, map(_submodel, parts)), None)
@@ -90,14 +101,16 @@ def _unknown(model: type[BaseModel], path: KeyPath) -> str:
 def _message(model: type[BaseModel], error: ErrorDetails, node: Node) -> str:
     """A fault that pydantic found, in words for people."""
     path, context = error["loc"], error.get("ctx", {})
-    field = _field(model, path) if error["type"] in ("normgen", "missing") else None
+    field = _field(model, path) if error["type"] in ("normgen", "missing", "model_type") else None
+    example = _example(field)
     why = ""
     match error["type"]:
         case "normgen":
             numeric = field is not None and _numeric(field.annotation)
             return str(context["message"]) + (_why_text(node, int, float) if numeric else "")
         case "missing":
-            return f"the key is missing, and has no default. {field.description if field else ''}"
+            advice = f"; write `{path[-1]}: {example}`" if example else ""
+            return f"the key is missing, and has no default{advice}. {field.description if field else ''}"
         case "extra_forbidden":
             return _unknown(model, path)
         case "literal_error":
@@ -114,6 +127,7 @@ def _message(model: type[BaseModel], error: ErrorDetails, node: Node) -> str:
             wanted = f"a list such as [{node}]" if isinstance(node.value, str) else "a list in brackets"
         case "model_type":
             wanted = f"a mapping of the keys {', '.join(_model(model, path).model_fields)}"
+            wanted += f" such as {example}" if example else ""
         case _:
             return error["msg"]
     return f"write {wanted}, not {node}{why}"
@@ -133,16 +147,22 @@ def _faults(model: type[BaseModel], error: ValidationError, document: Document) 
 def read(path: Path) -> bytes:
     """The bytes of a spec file, at most one more than `load` accepts.
 
-    Raises SpecError where there is no such regular file or it cannot be read.
+    Raises SpecError where there is no such regular file, it is no YAML by its name, or it cannot be read.
     """
     try:
         mode = path.stat().st_mode
-        if stat.S_ISREG(mode):
+        if stat.S_ISREG(mode) and path.suffix in (".yaml", ".yml"):
             with path.open("rb") as file:
                 return file.read(MAX_BYTES + 1)
-        message = "a folder; name the spec files in it" if stat.S_ISDIR(mode) else "not a regular file"
+        if stat.S_ISREG(mode):
+            message = "a spec is a .yaml file"
+        else:
+            message = "a folder; name the spec files in it" if stat.S_ISDIR(mode) else "not a regular file"
     except OSError as error:
         message = f"cannot be read: {(error.strerror or str(error)).lower()}"
+        meant = Path("specs", f"{path.stem}.yaml")
+        if isinstance(error, FileNotFoundError) and meant.is_file():
+            message += f"; did you mean {meant}?"
     raise SpecError([Fault(str(path), 0, 0, "", message)])
 
 

@@ -61,13 +61,19 @@ class Dtypes(Model):
     _weight_distinct = field_validator("weight")(_distinct)
 
 
+def _shown(value: Any) -> str:
+    """A value that is no mapping, as a file has it."""
+    return str(value).lower() if isinstance(value, bool) else reprlib.repr(value)
+
+
 def _none_or(model: type[Stage], key: str) -> BeforeValidator:
     def check(value: Any) -> Any:
         if value == "none":
             return None
         if isinstance(value, (dict, BaseModel)):
             return value
-        raise fault(f"must be `none` or a mapping of the keys of {key}, not {reprlib.repr(value)}")
+        wanted = f"must be `none` or a mapping of the keys of {key}"
+        raise fault(f"{wanted}, not {_shown(value)}; write `{key}: {{}}` for the defaults")
 
     return BeforeValidator(check, json_schema_input_type=Annotated[Any, WithJsonSchema({"const": "none"})] | model)
 
@@ -78,7 +84,7 @@ def _hidden(value: Any) -> Any:
         return value
     widths = value if isinstance(value, (list, tuple)) else [value]
     if not widths or any(not isinstance(w, int) or isinstance(w, bool) for w in widths):
-        raise fault(f"{reprlib.repr(value)} is not a width; {wanted}")
+        raise fault(f"{_shown(value)} is not a width; {wanted}")
     ordered = tuple(sorted(widths))
     for width in (ordered[0], ordered[-1]):
         if not 1 <= width <= MAX_HIDDEN:
@@ -112,7 +118,7 @@ class Spec(Model):
     hidden: Annotated[str | tuple[int, ...], PlainValidator(_hidden), WithJsonSchema(_HIDDEN_SCHEMA)] = Field(
         "dynamic", description="The widths accepted: any, one (baked into the kernel) or a list."
     )
-    eps: Eps = Field(description="The constant in the root, and where it stands.")
+    eps: Eps = Field(description="The constant in the root, and where it stands.", examples=[{"value": 1e-6}])
     dtypes: Dtypes = Field(default_factory=lambda: Dtypes.model_validate({}), description="The dtypes of a call.")
     affine: Annotated[Affine | None, _none_or(Affine, "affine")] = Field(
         default_factory=lambda: Affine.model_validate({}), description="none, or the learned scale and shift."

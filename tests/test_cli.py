@@ -19,7 +19,9 @@ from normgen.loader import load
 from normgen.spec import Spec
 
 SPEC = "name: {name}\nnorm: rms\neps: {{value: 1e-6}}\n"
-NO_EPS = "the key is missing, and has no default. The constant in the root, and where it stands."
+NO_EPS = (
+    "the key is missing, and has no default; write `eps: {value: 1e-6}`. The constant in the root, and where it stands."
+)
 Run = Callable[..., tuple[int, str, str]]
 
 

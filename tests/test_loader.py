@@ -23,13 +23,15 @@ WIDTH = "is not a width; write `dynamic`, a width from 1 to 1048576, or a list o
 OCTAL = "YAML 1.1 reads a leading zero as octal, where 010 is 8; leave it out"
 NAME = "is not a usable name; use lower-case ASCII letters, digits and _, starting with a letter, at most 48 characters"
 EMPTY = "the file is empty; `normgen new NAME` writes a spec to start from"
+MAPPING = "must be `none` or a mapping of the keys of"
 NO_WEIGHT = "must be true: no norm in use has a shift without a scale; for neither, write `affine: none`"
 NO_SUM = "dtype is the dtype of the stored sum, and store_sum is false; leave dtype out"
 NARROW = (
     "single_block keeps a row in registers, 8192 elements at most with grad, not 16384; "
     "write strategy: auto or a smaller width"
 )
-NO_DEFAULT = "the key is missing, and has no default."
+NO_DEFAULT = "the key is missing, and has no default"
+NO_VALUE = f"{NO_DEFAULT}; write `value: 1e-6`. A positive, finite number; 1e-6 is read as a number."
 
 
 def faults(text: str | bytes) -> list[str]:
@@ -125,8 +127,8 @@ def test_no_numbers(written: str, said: str) -> None:
         # mappings
         ("affine: {weight: false}", f"4:18: affine.weight: {NO_WEIGHT}"),
         ("affine: {weight: false, bias: true}", f"4:18: affine.weight: {NO_WEIGHT}"),
-        ("affine: 3", "4:9: affine: must be `none` or a mapping of the keys of affine, not 3"),
-        ("residual: no", "4:11: residual: must be `none` or a mapping of the keys of residual, not 'no'"),
+        ("affine: true", f"4:9: affine: {MAPPING} affine, not true; write `affine: {{}}` for the defaults"),
+        ("residual: no", f"4:11: residual: {MAPPING} residual, not 'no'; write `residual: {{}}` for the defaults"),
         ("dtypes: float16", "4:9: dtypes: write a mapping of the keys input, weight, output, not float16"),
         ("affine:", "4:8: affine: the value is missing; write one, or leave the key out"),
         # widths
@@ -135,7 +137,7 @@ def test_no_numbers(written: str, said: str) -> None:
         ("hidden: '4096'", f"4:9: hidden: '4096' {WIDTH}; the quotes make it text, leave them out"),
         ("hidden: 1024.0", f"4:9: hidden: 1024.0 {WIDTH}"),
         ("hidden: 1e3", f"4:9: hidden: 1000.0 {WIDTH}"),
-        ("hidden: true", f"4:9: hidden: True {WIDTH}"),
+        ("hidden: true", f"4:9: hidden: true {WIDTH}"),
         ("hidden: []", f"4:9: hidden: [] {WIDTH}"),
         ("hidden: 0", f"4:9: hidden: the width 0 is out of range; {WIDTH.removeprefix('is not a width; ')}"),
         ("hidden: [8, 8]", f"4:9: hidden: the width 8 is listed twice; {WIDTH.removeprefix('is not a width; ')}"),
@@ -211,6 +213,18 @@ def test_no_keyword_is_a_name() -> None:
         assert said == f"s.yaml:1:7: name: {word!r} is a keyword of Python; choose another name"
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", f"1:1: eps: {NO_DEFAULT}; write `eps: {{value: 1e-6}}`. The constant in the root, and where it stands."),
+        ("eps: 1e-6", "3:6: eps: write a mapping of the keys value, placement such as {value: 1e-6}, not 1e-6"),
+        ("eps: {}", f"3:6: eps.value: {NO_VALUE}"),
+    ],
+)
+def test_no_eps(line: str, said: str) -> None:
+    assert faults(BASE.replace("eps: {value: 1e-6}", line)) == [f"s.yaml:{said}"]
+
+
 def test_yaml_words_are_text() -> None:
     assert spec(BASE.replace("name: a", "name: no")).name == "no"
 
@@ -253,10 +267,10 @@ residual: &r {dtype: *r}
 grad:
 """
     assert faults(text) == [
-        f"s.yaml:1:1: name: {NO_DEFAULT} {Spec.model_fields['name'].description}",
+        f"s.yaml:1:1: name: {NO_DEFAULT}. {Spec.model_fields['name'].description}",
         "s.yaml:1:1: nmae: unknown key; did you mean name?",
         "s.yaml:2:7: norm: write rms or layer, not rsm",
-        f"s.yaml:3:6: eps.value: {NO_DEFAULT} A positive, finite number; 1e-6 is read as a number.",
+        f"s.yaml:3:6: eps.value: {NO_VALUE}",
         "s.yaml:3:18: eps.placement: write inside_sqrt or outside_sqrt, not inside",
         "s.yaml:4:16: hidden[1]: the value is missing; write one, or leave the key out",
         "s.yaml:6:11: affine.weight: write true or false, not yes",
@@ -282,7 +296,7 @@ hidden: [16384]
 strategy: single_block
 """
     assert [said.split("; ")[0].removeprefix("s.yaml:") for said in faults(text)] == [
-        f"1:1: eps: {NO_DEFAULT} {Spec.model_fields['eps'].description}",
+        f"1:1: eps: {NO_DEFAULT}",
         "3:1: epsilon: unknown key",
         "4:17: dtypes.input: the list is empty",
         "5:18: affine.weight: must be true: no norm in use has a shift without a scale",
@@ -395,16 +409,21 @@ def test_fault_at_is_at_the_value() -> None:
     assert str(fault_at(BASE.encode(), "s.yaml", "eps.placement", "no")) == "s.yaml:3:6: eps.placement: no"
 
 
-def test_read(tmp_path: Path) -> None:
+def test_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "s.yaml"
     file.write_bytes(b"#" * 100_000)
     assert len(read(file)) == 64 * 1024 + 1
     os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "specs" / "rms.yaml").touch()
     for path, said in [
         (tmp_path / "none.yaml", "cannot be read: no such file or directory"),
         (tmp_path, "a folder; name the spec files in it"),
         (tmp_path / "pipe", "not a regular file"),
         (file / "below", "cannot be read: not a directory"),
+        (Path(__file__), "a spec is a .yaml file"),
+        (Path("rms"), "cannot be read: no such file or directory; did you mean specs/rms.yaml?"),
     ]:
         with pytest.raises(SpecError) as caught:
             read(path)

@@ -15,7 +15,7 @@ Statistic = Literal["mean", "rstd"]
 class Eps(Model):
     """The constant that keeps the root away from zero. Also the default of the run-time argument `eps`."""
 
-    value: float = Field(description="A positive, finite number; 1e-6 is read as a number.")
+    value: float = Field(description="A positive, finite number; 1e-6 is read as a number.", examples=[1e-6])
     placement: Literal["inside_sqrt", "outside_sqrt"] = Field(
         "inside_sqrt",
         description="inside_sqrt: 1/sqrt(var + eps), as in PyTorch; outside_sqrt: 1/(sqrt(var) + eps).",
