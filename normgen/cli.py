@@ -1,9 +1,4 @@
-"""The command line: arguments, printing, exit codes.
-
-Exit codes: 0 all is well; 1 findings (drift, files edited by hand, kernels that spill or access rows piecemeal, an
-implementation that is wrong); 2 errors (specs, usage, the output folder, torch or triton missing where they are needed,
-an implementation that cannot be run).
-"""
+"""The command line: arguments, printing, exit codes (`EXIT_CODES`)."""
 
 from __future__ import annotations
 
@@ -30,6 +25,15 @@ if TYPE_CHECKING:
     from normgen.plan import Plan
 
 OUT = "generated"
+
+EXIT_CODES = """\
+exit codes:
+  0  all is well
+  1  findings: drift, files edited by hand, kernels that spill or access rows
+     piecemeal, an implementation that is wrong
+  2  errors: specs, usage, the output folder, something that is needed and
+     missing, an implementation that cannot be run
+"""
 
 # What `new` writes. It shows every key; all but name, norm and eps are at their defaults.
 STARTER = """\
@@ -174,6 +178,8 @@ def _check(args: argparse.Namespace) -> Report:
                 drifts.append({"path": str(path), "status": "stray", "edited": False, "fix": fix})
     report.data = {"drift": drifts}
     report.code = 1 if report.faults else 0
+    if not report.faults:
+        report.lines.append(f"{sum(map(len, rendered.values()))} files are what their specs make")
     return report
 
 
@@ -220,14 +226,20 @@ def _list(args: argparse.Namespace) -> Report:
 
 
 def _summary(spec: Spec) -> str:
-    """One line on what sets a spec apart: width, eps, stages, gradient."""
+    """One line on what sets a spec apart: width, eps, stages, gradient; dtypes and strategy where not the defaults."""
     parts = [f"H {spec.hidden if spec.widths is None else ' or '.join(map(str, spec.widths))}"]
     parts.append(f"eps {spec.eps.value:g} {spec.eps.placement}")
     if spec.residual:
-        parts.append("residual" + ", sum stored" * spec.residual.store_sum)
+        fp32, unrounded = spec.residual.dtype == "float32", spec.residual.norm_of == "unrounded_sum"
+        stored = ", sum stored" + ", unrounded_sum" * unrounded if spec.residual.store_sum else ""
+        parts.append("residual" + " in float32" * fp32 + stored)
     if spec.affine:
         offset = f" + {spec.affine.weight_offset:g}" if spec.affine.weight_offset else ""
-        parts.append(f"weight{offset}" + ", bias" * spec.affine.bias)
+        late = spec.affine.cast == "cast_then_multiply"
+        parts.append(f"weight{offset}" + ", bias" * spec.affine.bias + ", cast_then_multiply" * late)
+    for name, value in spec.dtypes.model_dump(exclude_defaults=True).items():
+        parts.append(f"{name} {value if isinstance(value, str) else ' or '.join(value)}")
+    parts += [spec.strategy] if spec.strategy != "auto" else []
     parts.append("forward and backward" if spec.grad else "forward only")
     return "; ".join(parts)
 
@@ -306,7 +318,10 @@ def _number(least: int, most: int, what: str) -> Callable[[str], int]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="normgen", description="Compile YAML specs to specialised Triton normalisation kernels."
+        prog="normgen",
+        description="Compile YAML specs to specialised Triton normalisation kernels.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"normgen {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -317,15 +332,12 @@ def _parser() -> argparse.ArgumentParser:
         return made
 
     build = command("build", _build, "write the modules and tests of specs")
-    build.add_argument("specs", nargs="+", metavar="SPEC")
     build.add_argument("--force", action="store_true", help="overwrite files that were edited by hand")
     check = command("check", _check, "compare the files on disk with what their specs make; exit 1 where they differ")
     explain = command("explain", _explain, "say what a spec compiles to, and why")
-    explain.add_argument("spec", metavar="SPEC")
     inspect = command(
         "inspect", _inspect, "compile kernels, without a GPU, and say what they take of one; exit 1 for spills"
     )
-    inspect.add_argument("specs", nargs="+", metavar="SPEC")
     inspect.add_argument("--target", required=True, type=_target, help=f"one of {', '.join(TARGETS)}")
     dtypes = get_args(InputDtype)
     inspect.add_argument("--dtype", choices=dtypes, help="of x (default: bfloat16, or what the spec lists first)")
@@ -337,7 +349,6 @@ def _parser() -> argparse.ArgumentParser:
     verify = command(
         "verify", _verify, "run the tests of a spec on any implementation of it; exit 1 where values are wrong"
     )
-    verify.add_argument("spec", metavar="SPEC")
     verify.add_argument(
         "--impl",
         required=True,
@@ -352,9 +363,8 @@ def _parser() -> argparse.ArgumentParser:
     command("schema", _schema, "print the JSON Schema of a spec file, for editors")
     listing = command("list", _list, "list specs, one line each")
     new = command("new", _new, "write a commented spec to start from, specs/NAME.yaml")
-    new.add_argument("name", metavar="NAME", type=_name)
+    new.add_argument("name", metavar="NAME", type=_name, help="of the norm: a Python identifier in lower case")
     bench = command("bench", _bench, "measure specs against a copy, torch and other libraries, on a CUDA GPU")
-    bench.add_argument("specs", nargs="+", metavar="SPEC")
     for option, text in (
         ("--width", "widths H (default: those that people use, 64 to 262144)"),
         ("--rows", "rows (default: as many as --elements holds)"),
@@ -380,7 +390,6 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--jobs", type=_positive, default=1, metavar="N", help="compile ahead in N processes")
     bench.add_argument("--out", metavar="DIR", help="write JSON, CSV and plots there")
     tune = command("tune", _tune, "search the launch parameters of specs on the GPU at hand; write tuned/NAME.yaml")
-    tune.add_argument("specs", nargs="+", metavar="SPEC")
     tune.add_argument(
         "--width", nargs="+", type=_count, metavar="H", help="default: those of the spec, or 128 to 262144"
     )
@@ -402,8 +411,13 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument(
         "--out", default=".normgen", metavar="DIR", help="folder of raw measurements (default: %(default)s)"
     )
+    path = "path of a spec, such as specs/NAME.yaml"
+    for made in (explain, verify):
+        made.add_argument("spec", metavar="SPEC", help=path)
+    for made in (build, inspect, bench, tune):
+        made.add_argument("specs", nargs="+", metavar="SPEC", help=path)
     for made in (check, listing):
-        made.add_argument("specs", nargs="*", metavar="SPEC", help="default: specs/*.yaml")
+        made.add_argument("specs", nargs="*", metavar="SPEC", help=f"{path} (default: specs/*.yaml)")
     for made in (build, check):
         made.add_argument("--out", default=OUT, metavar="DIR", help="output folder (default: %(default)s)")
     for made in (build, check, explain, verify, inspect, listing, new, bench, tune):
@@ -416,7 +430,9 @@ def _bench(args: argparse.Namespace) -> Report:
     try:
         from normgen.bench import accuracy, run
     except ModuleNotFoundError as error:
-        raise OutputError("bench", f"{error.name} is not installed; pip install 'normgen[runtime]' brings it") from None
+        raise OutputError(
+            "normgen bench", f"{error.name} is not installed; pip install 'normgen[runtime]' brings it"
+        ) from None
     out = Path(args.out) if args.out else None
     widths, rows, providers = tuple(args.width), tuple(args.rows), tuple(args.providers)
     if args.errors:

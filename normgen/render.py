@@ -286,23 +286,22 @@ def sentence(names: Iterable[object], word: str = "or") -> str:
 
 
 def dtype_words(plan: Plan, tensor: Tensor) -> str:
-    """The dtype of a tensor in a docstring."""
+    """The dtype of a tensor in words."""
     if tensor.dtype == "weight":
         return sentence("dtype of x" if name == "same" else name for name in plan.spec.dtypes.weight)
     if tensor.value == "x":
         return sentence(plan.spec.dtypes.input)
-    return "dtype of x" if tensor.dtype == "input" else tensor.dtype
+    return {"input": "dtype of x", "compute": "float32"}.get(tensor.dtype, tensor.dtype)
 
 
 def _tensors(plan: Plan) -> list[dict[str, str]]:
     shapes = {"NH": "(..., H)", "N": "(...)", "H": "(H,)"}
-    dtypes = {"input": "that of x", "weight": " or ".join(plan.spec.dtypes.weight), "compute": "float32"}
     return [
         {
             "name": tensor.api,
             "role": tensor.role,
             "shape": shapes[tensor.dims],
-            "dtype": dtypes.get(tensor.dtype, tensor.dtype),
+            "dtype": dtype_words(plan, tensor),
             "doc": tensor.doc,
         }
         for tensor in plan.arguments + plan.results

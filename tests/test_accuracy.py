@@ -252,7 +252,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytes
     path = str(ROOT / "specs/rmsnorm.yaml")
     assert main(["bench", "--errors", path]) == 2
     assert capsys.readouterr().err == (
-        f"bench: torch {torch.__version__} sees no CUDA GPU here; run this on a machine that has one, or set "
+        f"normgen bench: torch {torch.__version__} sees no CUDA GPU here; run this on a machine that has one, or set "
         "TRITON_INTERPRET=1 for kernels in Triton's interpreter\n"
     )
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -357,7 +357,7 @@ def test_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     version = torch.__version__
     assert (out, err) == (
         "",
-        f"bench: torch {version} sees no CUDA GPU here; run this on a machine that has one\n",
+        f"normgen bench: torch {version} sees no CUDA GPU here; run this on a machine that has one\n",
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from normgen import __version__
-from normgen.cli import OUT, STARTER, main
+from normgen.cli import EXIT_CODES, OUT, STARTER, main
 from normgen.emit import intact, seal
 from normgen.loader import load
 from normgen.spec import Spec
@@ -135,7 +135,7 @@ def test_output_folder_that_cannot_be_written(run: Run) -> None:
 
 def test_check(run: Run) -> None:
     run("build", "specs/a.yaml", "specs/b.yaml")
-    assert run("check") == (0, "", "")
+    assert run("check") == (0, "4 files are what their specs make\n", "")
     Path("generated/a.py").unlink()
     Path("specs/b.yaml").write_text(SPEC.format(name="b").replace("1e-6", "1e-5"))
     edited = Path("generated/b.py")
@@ -154,13 +154,13 @@ def test_check(run: Run) -> None:
         "; run: normgen build specs/a.yaml --out 'my out'\n"
     )
     assert run("build", "specs/a.yaml", "specs/b.yaml", "--force")[0] == 0
-    assert run("check") == (0, "", "")
+    assert run("check", "specs/a.yaml") == (0, "2 files are what their specs make\n", "")
 
 
 def test_check_finds_what_a_removed_spec_left(run: Run) -> None:
     run("build", "specs/a.yaml", "specs/b.yaml")
     Path("specs/b.yaml").unlink()
-    assert run("check", "specs/a.yaml") == (0, "", "")
+    assert run("check", "specs/a.yaml")[0] == 0
     assert run("check") == (
         1,
         "",
@@ -206,6 +206,27 @@ grad: false
             "summary": "H dynamic; eps 1e-06 inside_sqrt; weight; forward and backward",
         }
     ]
+
+
+def test_list_tells_shipped_specs_apart(run: Run) -> None:
+    found = json.loads(run("list", *map(str, sorted((ROOT / "specs").glob("*.yaml"))), "--format", "json")[1])["specs"]
+    assert len({(spec["norm"], spec["summary"]) for spec in found}) == len(found) > 10
+
+
+def test_list_names_what_is_no_default(run: Run) -> None:
+    Path("specs/b.yaml").write_text("""\
+name: b
+norm: layer
+eps: {value: 1e-5}
+affine: {cast: cast_then_multiply}
+residual: {dtype: float32, norm_of: unrounded_sum}
+dtypes: {input: [float16, bfloat16], output: float32}
+strategy: welford
+""")
+    assert run("list", "specs/b.yaml")[1] == (
+        "b  layer  H dynamic; eps 1e-05 inside_sqrt; residual in float32, sum stored, unrounded_sum; weight, "
+        "cast_then_multiply; input float16 or bfloat16; output float32; welford; forward and backward\n"
+    )
 
 
 def test_json(run: Run) -> None:
@@ -304,7 +325,9 @@ def test_new_name(run: Run, name: str) -> None:
 
 def test_usage(run: Run) -> None:
     assert run("--version") == (0, f"normgen {__version__}\n", "")
-    assert run("--help")[0] == 0
+    code, out, _ = run("--help")
+    assert code == 0
+    assert out.endswith(EXIT_CODES)
     for argv in ([], ["build"], ["nonsense"], ["build", "specs/a.yaml", "--format", "xml"]):
         code, out, err = run(*argv)
         assert (code, out) == (2, "")

@@ -328,9 +328,9 @@ f: RMSNorm over the last axis, forward only.
   eps stands outside the square root: not the PyTorch convention.
 
 tensors
-  x             input      (..., H)    that of x
-  weight        parameter  (H,)        same or float32
-  y             output     (..., H)    that of x
+  x             input      (..., H)    float16, bfloat16 or float32
+  weight        parameter  (H,)        dtype of x or float32
+  y             output     (..., H)    dtype of x
 
 kernels
   f_forward: Results, a tile of whole rows a program.
@@ -371,12 +371,12 @@ c: LayerNorm of x + residual over the last axis, forward and backward.
   round is to the dtype of x, round_y to that of y.
 
 tensors
-  x             input      (..., H)    that of x
-  residual      input      (..., H)    that of x
-  weight        parameter  (H,)        same or bfloat16 or float32
-  bias          parameter  (H,)        same or bfloat16 or float32
+  x             input      (..., H)    float16, bfloat16 or float32
+  residual      input      (..., H)    dtype of x
+  weight        parameter  (H,)        dtype of x, bfloat16 or float32
+  bias          parameter  (H,)        dtype of x, bfloat16 or float32
   y             output     (..., H)    bfloat16
-  residual_out  output     (..., H)    that of x
+  residual_out  output     (..., H)    dtype of x
   mean          statistic  (...)       float32
 
 kernels

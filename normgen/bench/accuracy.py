@@ -95,7 +95,7 @@ def _device() -> str:
     if os.environ.get("TRITON_INTERPRET") == "1":
         return "cpu"
     wanted = "run this on a machine that has one, or set TRITON_INTERPRET=1 for kernels in Triton's interpreter"
-    raise OutputError("bench", f"torch {torch.__version__} sees no CUDA GPU here; {wanted}")
+    raise OutputError("normgen bench", f"torch {torch.__version__} sees no CUDA GPU here; {wanted}")
 
 
 def inputs(dtype: str) -> Iterator[tuple[float, float]]:

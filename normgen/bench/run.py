@@ -57,7 +57,7 @@ def bench(specs: dict[str, Spec], options: Options) -> tuple[Results, list[str]]
     """
     if not torch.cuda.is_available():
         raise OutputError(
-            "bench", f"torch {torch.__version__} sees no CUDA GPU here; run this on a machine that has one"
+            "normgen bench", f"torch {torch.__version__} sees no CUDA GPU here; run this on a machine that has one"
         )
     plans = {source: checked(source, spec, options.dtype, options.widths) for source, spec in specs.items()}
     notes = missing(options.providers)
