@@ -107,7 +107,7 @@ def main() -> None:
             record.flush()
 
         try:
-            subject = Subject(job["implementation"], find(job["implementation"]), job["arguments"], job["results"])
+            subject = Subject(find(job["implementation"]), job["arguments"], job["results"])
         except Unusable as error:
             write({"event": "unusable", "message": str(error)})
         else:

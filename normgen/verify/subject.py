@@ -17,7 +17,7 @@ from normgen.modules import imported
 
 
 class Unusable(Exception):
-    """The implementation cannot be tested at all. The message is one sentence that says why."""
+    """The implementation cannot be tested at all. The message says why; it is shown after the implementation's name."""
 
 
 class Subject:
@@ -27,8 +27,8 @@ class Subject:
     for each result of the spec.
     """
 
-    def __init__(self, name: str, function: Callable[..., object], arguments: Sequence[str], results: Sequence[str]):
-        self.name, self.function = name, function
+    def __init__(self, function: Callable[..., object], arguments: Sequence[str], results: Sequence[str]):
+        self.function = function
         self.refused: dict[str, list[int]] = {}
         """Dtypes and error, of what it does not take; and the widths at which it was tried."""
         self.arguments, self.results = arguments, results
@@ -36,7 +36,7 @@ class Subject:
         try:
             inspect.signature(function).bind(**dict.fromkeys(names))
         except TypeError as error:
-            raise Unusable(f"{name} cannot be called with {_sentence(names)} by name: {error}") from None
+            raise Unusable(f"cannot be called with {_sentence(names)} by name: {error}") from None
         except ValueError:  # written in C, without a signature to ask: the first call will tell
             pass
 
@@ -48,7 +48,7 @@ class Subject:
             wanted = (
                 f"the tensors {_sentence(self.results)}" if len(self.results) > 1 else f"the tensor {self.results[0]}"
             )
-            raise Unusable(f"{self.name} returns {kinds}; it must return {wanted}")
+            raise Unusable(f"returns {kinds}; it must return {wanted}")
         return cast("list[Tensor]", results)
 
 
@@ -68,7 +68,7 @@ def find(name: str) -> Callable[..., object]:
         has = f"did you mean {near[0]}?" if near else f"it has {_sentence(there)}" if there else "it has no function"
         raise Unusable(f"{place} has no {attribute!r}; {has}") from None
     if not callable(function):
-        raise Unusable(f"{name} is no function but of type {type(function).__name__}")
+        raise Unusable(f"is no function but of type {type(function).__name__}")
     return cast("Callable[..., object]", function)
 
 
