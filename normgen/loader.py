@@ -183,7 +183,9 @@ def read_table(path: Path) -> tuple[bytes, str] | None:
 def load(data: bytes, source: str, table: tuple[bytes, str] | None = None) -> Spec:
     """The spec that a file holds, with the table beside it (`read_table`). `source` is the path that faults name.
 
-    Raises SpecError with all faults of both files, each file's in the order of their lines.
+    Raises SpecError with all faults of both files, each file's in the order of their lines. What lies beyond the first
+    fault of syntax is not seen; rules over the numbers of a rung, or over a table and its spec, are held once those are
+    right by themselves.
     """
     if table is None:
         return _load(Spec, Document(data, source), "a spec is a mapping of keys such as name, norm and eps")
