@@ -32,8 +32,8 @@ compile: .venv/ready
 fuzz: .venv/ready
 	$(BIN)/python -m tests.fuzz_loader 3600
 
-# Every mutant of the generated modules, and the table of what kills each: an hour of one processor, and all there are
-# work at it; goes on where it was stopped. `make test` plants a dozen. After a change of templates.
+# Every mutant of the generated modules, and the table of what kills each: an hour of one processor, shared by all there
+# are; goes on where it was stopped. `make test` plants a dozen. After a change of templates.
 mutants: .venv/ready
 	PYTHONPATH=tests $(BIN)/python -m mutation
 

@@ -305,11 +305,12 @@ def _slabs(*rungs: tuple[int, ...]) -> list[Slab]:
     return [Slab.model_validate(dict(zip(names, rung, strict=True))) for rung in rungs]
 
 
-# Chosen among the tiles tried at each of 23 widths, bf16, 2^27 elements, for the share of a device copy that is reached
-# (benchmarks/results/h200/search.json): where several are within 2 %, one that serves its neighbours too. Many small
-# programs hide the latency of reductions best, as long as a thread moves 16 bytes at a time: LayerNorm's backward at
-# 1024 columns went from 0.66 of a copy with 8 warps a program to 0.95 with 2 and 4. Keyed by norm, and whether a
-# residual is added: it doubles the rows on their way.
+# Chosen for the share of a device copy that is reached (bf16, 2^27 elements), from what was tried
+# (benchmarks/results/h200/search.json): tiles at 23 widths, LayerNorm's forward at 8; chunks at 7; slabs at 2 to 4. Not
+# every rung was tried at every width that it serves, and the tiles of backward with LayerNorm and a residual are those
+# without one. Nor is it always the fastest tried: one may serve its neighbours too, or spill nothing. Many small
+# programs did best: LayerNorm's backward at 1024 columns reached 0.75 with 8 warps a program, 0.95 with 2 and 4. Keyed
+# by norm, and whether a residual is added: it doubles the rows on their way.
 LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
     ("rms", False): Ladders(
         forward=_tiles(
