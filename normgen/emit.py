@@ -179,6 +179,8 @@ def _reporting(path: Path, access: Literal["read", "written"]) -> Iterator[None]
 
 def _read(path: Path) -> str | None:
     """The text of a file with its line ends normalised, or None where there is no file."""
+    if not str(path).isprintable():
+        raise OutputError(ascii(str(path)), "the path cannot be shown as it is; choose another --out")
     with _reporting(path, "read"):
         try:
             mode = path.stat().st_mode

@@ -22,7 +22,9 @@ from normgen.stages.base import Tensor
 # Names that a kernel has in scope; they are not values of the pipeline.
 SCOPE = frozenset(
     "tl _divide _sqrt _total first H BLOCK_N BLOCK_SIZE start row col row_mask col_mask mask"
-    " compute epsilon width share shares counts input_dtype output_dtype".split()
+    " compute epsilon width share shares counts input_dtype output_dtype"
+    # What strategies call their own.
+    " N BLOCKS SLABS STAGES POST FINISH ALIGNMENT program programs tile block slab lane done owner".split()
 )
 
 
@@ -198,6 +200,11 @@ class Walks:
         if step.tensor.dims != "NH" or (read and step.tensor not in again and not last):
             return ""
         return "evict_last" if read and not last else "evict_first" if last else ""
+
+
+def mentioning(text: str, name: str) -> bool:
+    """Whether `name` stands in `text` as an identifier of its own."""
+    return re.search(rf"(?<![\w.]){name}\b", text) is not None
 
 
 def substitute(expression: str, names: Mapping[str, str]) -> str:

@@ -5,7 +5,6 @@ The one place that knows which kernel computes what; `equations` orders the line
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +21,7 @@ from normgen.equations import (
     System,
     Walks,
     chunked,
+    mentioning,
     parse,
     parse_blocks,
     parse_fold,
@@ -130,7 +130,7 @@ class Kernel:
         return "\n".join(lines)
 
     def mentions(self, name: str) -> bool:
-        return re.search(rf"(?<![\w.]){name}\b", self.text) is not None
+        return mentioning(self.text, name)
 
 
 def _expressions(step: Step) -> list[str]:
@@ -143,20 +143,20 @@ def _expressions(step: Step) -> list[str]:
 class Kernels:
     """The kernels of one module. What a strategy or the absence of grad makes superfluous is None."""
 
-    forward: Kernel | None
-    forward_chunked: Kernel | None
-    forward_slabs: Kernel | None
-    statistics: Kernel | None
-    backward: Kernel | None
-    backward_slabs: Kernel | None
-    sum_partials: Kernel | None
-    saved: tuple[Tensor, ...]
+    forward: Kernel | None = None
+    forward_chunked: Kernel | None = None
+    forward_slabs: Kernel | None = None
+    statistics: Kernel | None = None
+    backward: Kernel | None = None
+    backward_slabs: Kernel | None = None
+    sum_partials: Kernel | None = None
+    saved: tuple[Tensor, ...] = ()
     """What autograd must keep: the tensors of the call that backward turned out to read."""
-    gradients: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...] = ()
     """What backward makes, one for each gradient that differs in value or dtype."""
-    gradient_of: tuple[tuple[Tensor, Tensor], ...]
+    gradient_of: tuple[tuple[Tensor, Tensor], ...] = ()
     """(argument of the call, the gradient it is handed)."""
-    incoming: tuple[Tensor, ...]
+    incoming: tuple[Tensor, ...] = ()
     """The gradients that backward is given, one for each output."""
 
     @property
@@ -205,8 +205,8 @@ def kernels(plan: Plan, macro: Macro) -> Kernels:
         forward_chunked = _kernel(f"{name}_forward_chunked", "chunked", doc, loads, stores, lines)
     if plan.forward.slabs:
         forward_slabs = _forward_slabs(plan, macro, forward_equations)
-    nothing = Kernels(forward, forward_chunked, forward_slabs, None, None, None, None, (), (), (), ())
-    return _with_backward(plan, macro, forward_equations, folds, nothing) if plan.backward else nothing
+    made = Kernels(forward, forward_chunked, forward_slabs)
+    return _with_backward(plan, macro, forward_equations, folds, made) if plan.backward else made
 
 
 def _forward_slabs(plan: Plan, macro: Macro, equations: list[Equation]) -> Kernel:

@@ -39,7 +39,7 @@ class Plan:
     statistics: tuple[Tensor, ...]
     """The saved ones; they are results of the operator too."""
     scratch: tuple[Tensor, ...]
-    """Statistics that are not saved; a chunked backward computes them once, for both of its kernels."""
+    """Statistics that are not saved: where programs share rows, a kernel of its own computes them before."""
     forward: Direction
     backward: Direction | None
     reasons: tuple[str, ...]
@@ -149,7 +149,7 @@ def _direction(
 def _wide(rung: Chunk | Slab) -> str:
     """How rows that no tile holds are served."""
     if isinstance(rung, Slab):
-        return f"a row is shared by programs of {rung.columns} columns each"
+        return f"a row is shared by programs of {rung.columns} columns of 2 bytes each"
     return "chunks read again from the cache"
 
 

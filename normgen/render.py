@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 
 from normgen.emit import seal
-from normgen.equations import plus
+from normgen.equations import mentioning, plus
 from normgen.kernels import Kernel, Kernels, kernels
 from normgen.numerics import BOUNDS
 from normgen.plan import Plan
@@ -73,11 +73,6 @@ def launch_arguments(kernel: Kernel, indent: int) -> list[str]:
 
 def _tuple(elements: list[str], indent: int) -> str:
     return f"({elements[0]},)" if len(elements) == 1 else call("(", elements, ")", indent + len(","))
-
-
-def mentioning(text: str, name: str) -> bool:
-    """Whether `name` stands in `text` as an identifier of its own."""
-    return re.search(rf"(?<![\w.]){name}\b", text) is not None
 
 
 def dense(text: str) -> str:

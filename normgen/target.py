@@ -79,6 +79,8 @@ THREADS = 2048
 REGISTERS = 65536
 THREAD_REGISTERS = 255
 WARP = 32
+PROGRAMS = 16
+"""A multiprocessor of sm_75, sm_86 or sm_87 runs no more at once; others run 24 or 32."""
 
 
 def _unlimited(value: Any) -> Any:
@@ -118,6 +120,8 @@ def _fit(elements: int, warps: int, programs: int) -> None:
     if threads > THREADS:
         message = f"{programs} programs of {warps} warps are {threads} threads, and a multiprocessor has {THREADS}"
         raise fault(f"{message}; write fewer programs or warps", key="programs")
+    if programs > PROGRAMS:
+        raise fault(f"{programs} programs are more than the {PROGRAMS} that every multiprocessor runs", key="programs")
     held, room = -(-elements // (WARP * warps)), min(THREAD_REGISTERS, REGISTERS // threads)
     if held > room:
         message = f"{elements} elements are {held} registers for each thread of {warps * WARP}, and there are {room}"
@@ -305,6 +309,22 @@ def _slabs(*rungs: tuple[int, ...]) -> list[Slab]:
     return [Slab.model_validate(dict(zip(names, rung, strict=True))) for rung in rungs]
 
 
+_LAYER_BACKWARD = _tiles(
+    (96, 32, 4096, 4, 4, 2),
+    (128, 64, 2048, 4, 4, 2),
+    (256, 128, 8192, 16, 3, 1),
+    (512, 512, 2048, 2, 3, 4),
+    (768, 1024, 2048, 2, 4, 4),
+    (1024, 1024, 4096, 4, 3, 2),
+    (1280, 512, 1536, 2, 4, 4),
+    (1536, 2048, 2048, 4, 4, 4),
+    (2048, 2048, 4096, 8, 3, 2),
+    (3072, 4096, 4096, 4, 3, 3),
+    (4096, 4096, 4096, 8, 3, 2),
+    (5120, 1024, 5120, 4, 4, 2),
+    (8192, 8192, 8192, 8, 4, 1),
+)
+
 # Chosen for the share of a device copy that is reached (bf16, 2^27 elements), from what was tried
 # (benchmarks/results/h200/search.json): tiles at 23 widths, LayerNorm's forward at 8; chunks at 7; slabs at 2 to 4. Not
 # every rung was tried at every width that it serves, and the tiles of backward with LayerNorm and a residual are those
@@ -357,7 +377,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 8192, 8192, 8),
         ),
         chunks=_chunks((65536, 16384, 32, 1)),
-        forward_slabs=_slabs((65536, 2048, 2, 8), (WIDEST, 2048, 2, 6)),
+        forward_slabs=_slabs((WIDEST, 2048, 2, 6)),
         backward=_tiles(
             (256, 128, 8192, 8, 3, 1),
             (512, 512, 4096, 4, 3, 2),
@@ -394,21 +414,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (32768, 8192, 32, 2),
         ),
         forward_slabs=_slabs((131072, 2048, 2, 8), (WIDEST, 8192, 8, 2)),
-        backward=_tiles(
-            (96, 32, 4096, 4, 4, 2),
-            (128, 64, 2048, 4, 4, 2),
-            (256, 128, 8192, 16, 3, 1),
-            (512, 512, 2048, 2, 3, 4),
-            (768, 1024, 2048, 2, 4, 4),
-            (1024, 1024, 4096, 4, 3, 2),
-            (1280, 512, 1536, 2, 4, 4),
-            (1536, 2048, 2048, 4, 4, 4),
-            (2048, 2048, 4096, 8, 3, 2),
-            (3072, 4096, 4096, 4, 3, 3),
-            (4096, 4096, 4096, 8, 3, 2),
-            (5120, 1024, 5120, 4, 4, 2),
-            (8192, 8192, 8192, 8, 4, 1),
-        ),
+        backward=_LAYER_BACKWARD,
         backward_slabs=_slabs((65536, 1024, 1, 12), (WIDEST, 2048, 2, 6)),
     ),
     ("layer", True): Ladders(
@@ -422,21 +428,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
         ),
         chunks=_chunks((16384, 8192, 16, 2), (32768, 16384, 32, 1)),
         forward_slabs=_slabs((WIDEST, 2048, 2, 6)),
-        backward=_tiles(
-            (96, 32, 4096, 4, 4, 2),
-            (128, 64, 2048, 4, 4, 2),
-            (256, 128, 8192, 16, 3, 1),
-            (512, 512, 2048, 2, 3, 4),
-            (768, 1024, 2048, 2, 4, 4),
-            (1024, 1024, 4096, 4, 3, 2),
-            (1280, 512, 1536, 2, 4, 4),
-            (1536, 2048, 2048, 4, 4, 4),
-            (2048, 2048, 4096, 8, 3, 2),
-            (3072, 4096, 4096, 4, 3, 3),
-            (4096, 4096, 4096, 8, 3, 2),
-            (5120, 1024, 5120, 4, 4, 2),
-            (8192, 8192, 8192, 8, 4, 1),
-        ),
+        backward=_LAYER_BACKWARD,
         backward_slabs=_slabs((65536, 1024, 1, 12), (WIDEST, 2048, 4, 5)),
     ),
 }

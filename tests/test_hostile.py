@@ -179,6 +179,22 @@ def test_no_text_of_a_table_does_either(key: str) -> None:
         assert all(str(fault).isprintable() for fault in caught.value.faults), breaker
 
 
+def test_output_goes_to_a_path_that_can_be_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text(SPEC)
+    for command in ("build", "check"):
+        for breaker in BREAKERS:
+            if breaker.isprintable():
+                continue
+            assert main([command, "a.yaml", "--out", breaker]) == 2
+            out, err = capsys.readouterr()
+            assert (out, err.count("\n")) == ("", 1)
+            assert err[:-1].isprintable()
+    assert os.listdir() == ["a.yaml"]
+
+
 def test_a_path_that_can_stand_in_a_comment_changes_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -389,7 +389,7 @@ why
   - forward: no whole rows at any width, as strategy: welford asks
   - forward: all rows, chunks read again from the cache
   - backward: no whole rows at any width, as strategy: welford asks
-  - backward: all rows, a row is shared by programs of 4096 columns each
+  - backward: all rows, a row is shared by programs of 4096 columns of 2 bytes each
   - backward reads x and residual again: the sum that was normalised is not stored as such
   - backward computes rstd again: not in save
 
@@ -409,8 +409,8 @@ def test_explain_ways_and_not_rungs() -> None:
     assert [reason for reason in one.reasons if reason.startswith("forward")] == [
         f"forward: to H = {ladders.forward[-1].widest}, whole rows in registers, in tiles of {size}",
         f"forward: to H = {ladders.chunks[-1].widest}, chunks read again from the cache",
-        "forward: to H = 131072, a row is shared by programs of 4096 columns each",
-        "forward: wider rows, a row is shared by programs of 2048 columns each",
+        "forward: to H = 131072, a row is shared by programs of 4096 columns of 2 bytes each",
+        "forward: wider rows, a row is shared by programs of 2048 columns of 2 bytes each",
     ]
 
 

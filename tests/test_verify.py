@@ -84,7 +84,7 @@ WRONG = [
     ("rmsnorm", "dy_overwritten", "inputs changed", "values of the incoming gradient"),
     ("rmsnorm", "detached", "wrong gradients", "--forward-only"),
     ("rmsnorm", "x_changed", "inputs changed", "values of the arguments"),
-    ("rmsnorm", "always_fp32", "dtype of the result", "[torch.float32] where [torch.float16] is right"),
+    ("rmsnorm", "always_fp32", "dtype of the result", "y has torch.float32, must be torch.float16"),
     ("rmsnorm", "needs_a_view", "expanded or permuted rows", "x, transposed before the rows: view size"),
     ("layernorm", "bias_missing", "an argument left out", "a change of bias does 0 of what it should"),
     ("layernorm", "one_pass", "large mean cancels", "times the bound"),

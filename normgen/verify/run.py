@@ -65,7 +65,7 @@ def verify(plan: Plan, implementation: str, forward_only: bool, seconds: int) ->
     """
     for needed in ("torch", "triton", "pytest"):
         if importlib.util.find_spec(needed) is None:
-            raise ToolError("normgen verify", f"{needed} is not installed; pip install 'normgen[verify]' brings it")
+            raise ToolError("normgen verify", f"{needed} is not installed; normgen's extra `verify` brings it")
     with tempfile.TemporaryDirectory(prefix="normgen-verify-") as name:
         folder = Path(name).resolve()
         job = prepare(plan, implementation, forward_only, folder)
