@@ -38,7 +38,7 @@ mutants: .venv/ready
 	PYTHONPATH=tests $(BIN)/python -m mutation
 
 # All that `make test` takes samples of, in full.
-nightly: test compile mutants
+nightly: test compile mutants fuzz
 
 lint: .venv/ready
 	$(BIN)/ruff check .

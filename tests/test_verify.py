@@ -31,10 +31,15 @@ def plan_of(name: str) -> Plan:
 
 
 def found_in(
-    spec: str, function: str, folder: Path, forward_only: bool = False, options: tuple[str, ...] = ()
+    spec: str,
+    function: str,
+    folder: Path,
+    forward_only: bool = False,
+    options: tuple[str, ...] = (),
+    file: Path = HERE,
 ) -> Findings:
     """The findings of a battery that runs in this process, which saves the import of torch for each."""
-    name = f"{HERE}:{function}"
+    name = f"{file}:{function}"
     job = prepare(plan_of(spec), name, forward_only, folder)
     subject = Subject(find(name), job["arguments"], job["results"])
     steps: list[dict[str, object]] = []
@@ -61,6 +66,14 @@ def test_right_ones_pass(spec, function, tmp_path):
     assert not faults(found)
     assert not found.refused
     assert sum(one.ran for one in found.kinds) > 150
+
+
+@pytest.mark.parametrize("spec", ["rmsnorm_residual", "layernorm"])
+def test_ours_have_none(spec, tmp_path):
+    found = found_in(spec, spec, tmp_path, file=ROOT / "generated" / f"{spec}.py")
+    assert not faults(found)
+    assert not [one for one in found.kinds if one.verdict not in ("ok", "not run")]
+    assert not found.refused
 
 
 # One width is enough for most mistakes.
