@@ -21,7 +21,7 @@ from normgen.kernels import Kernel, Kernels, kernels
 from normgen.numerics import BOUNDS
 from normgen.plan import Plan
 from normgen.stages.base import Stage, Tensor
-from normgen.target import COLUMNS, STATISTICS, WIDEST
+from normgen.target import PARTIALS, SHARED_KEPT, SHARED_ROW, STATISTICS, WIDEST
 
 WIDTH = 120
 
@@ -118,8 +118,10 @@ def environment() -> Environment:
         title=title,
         dtype_words=dtype_words,
         plus=plus,
-        columns=COLUMNS,
+        partials=PARTIALS,
         statistics=STATISTICS,
+        shared_kept=SHARED_KEPT,
+        shared_row=SHARED_ROW,
         widest=WIDEST,
     )
     env.tests.update(mentioning=mentioning)

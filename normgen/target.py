@@ -2,7 +2,7 @@
 
 Rungs are models, since a table of `normgen tune` holds the same; its rules are those of launchers and kernels.
 The ladders were chosen on an H200 (torch 2.11.0, triton 3.6.0, bf16, 2^27 elements); `benchmarks/results/h200` holds
-what the final code reaches at every width.
+what they reach.
 """
 
 from __future__ import annotations
@@ -74,13 +74,23 @@ TARGETS = {
 WIDEST = 2**31 - 1
 """Wider than any row: rungs of that width are unlimited, `null` in a table."""
 
-# Of one multiprocessor of NVIDIA's, sm_80 to sm_100; a thread has at most 255 of the registers.
-THREADS = 2048
-REGISTERS = 65536
+# What rungs must fit: one multiprocessor of NVIDIA's, sm_80 to sm_100; a thread has at most 255 of the registers.
+WARP = TARGETS["cuda:90"].warp
+THREADS = TARGETS["cuda:90"].warps * WARP
+REGISTERS = TARGETS["cuda:90"].registers
 THREAD_REGISTERS = 255
-WARP = 32
 PROGRAMS = 16
 """A multiprocessor of sm_75, sm_86 or sm_87 runs no more at once; others run 24 or 32."""
+
+SHARED_KEPT = 12288
+"""Bytes of a program's shared memory that tiles on their way are not given."""
+SHARED_ROW = 16
+"""Bytes of it for each row on its way: two statistics."""
+
+
+def power_above(width: int) -> int:
+    """The power of two that is no less."""
+    return 1 << (width - 1).bit_length()
 
 
 def _unlimited(value: Any) -> Any:
@@ -173,7 +183,7 @@ class Tile(Model):
         if self.elements < self.columns:
             message = f"a tile of {self.elements} elements is less than a block of {self.columns} columns"
             raise fault(f"{message}; write {self.columns} or more", key="elements")
-        block = min(self.columns, 1 << (self.widest - 1).bit_length())
+        block = min(self.columns, power_above(self.widest))
         _fit(max(-(-self.widest // block) * block, self.elements), self.warps, self.programs)
         return self
 
@@ -435,16 +445,16 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Tiles of the kernel that adds up partial sums, a block of columns at a time."""
+class Fixed:
+    """Tiles of a kernel that is launched the same way at every width."""
 
     rows: int
     columns: int
     warps: int
 
 
-COLUMNS = Columns(128, 32, 8)
-STATISTICS = Chunk(widest=WIDEST, columns=4096, warps=16)
+PARTIALS = Fixed(128, 32, 8)
+STATISTICS = Fixed(1, 4096, 16)
 
 
 def single_block_limit(ladders: Ladders, grad: bool) -> int:

@@ -11,7 +11,19 @@ from pydantic import ValidationError
 from normgen.kernels import Kernels
 from normgen.spec import Spec
 from normgen.stages.base import Tensor
-from normgen.target import REGISTERS, THREAD_REGISTERS, WARP, Chunk, Ladders, Rung, Slab, Tile
+from normgen.target import (
+    REGISTERS,
+    SHARED_KEPT,
+    SHARED_ROW,
+    THREAD_REGISTERS,
+    WARP,
+    Chunk,
+    Ladders,
+    Rung,
+    Slab,
+    Tile,
+    power_above,
+)
 
 DIRECTIONS = {"forward": ("forward", "chunks", "forward_slabs"), "backward": ("backward", "backward_slabs")}
 """The ladders of a direction: of whole rows first, of the widest last."""
@@ -65,8 +77,8 @@ class Space:
 
     def stages(self, rows: int, columns: int, programs: int) -> int:
         """The most stages for which tiles on their way have room in shared memory, with two statistics of each row."""
-        room = self.shared_memory // max(1, programs) - 12288
-        return max(1, 1 + room // (rows * (columns * self.row_bytes + 16)))
+        room = self.shared_memory // max(1, programs) - SHARED_KEPT
+        return max(1, 1 + room // (rows * (columns * self.row_bytes + SHARED_ROW)))
 
     def rung(self, ladder: str, launch: Launch, width: int) -> Rung:
         """The rung that serves rows up to `width`, and launches that at `width`. Raises ValidationError if none may."""
@@ -152,11 +164,6 @@ class Space:
 
 def direction_of(ladder: str) -> str:
     return next(name for name, ladders in DIRECTIONS.items() if ladder in ladders)
-
-
-def power_above(width: int) -> int:
-    """The power of two that is no less."""
-    return 1 << (width - 1).bit_length()
 
 
 def _blocks(width: int) -> list[int]:

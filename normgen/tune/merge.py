@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from normgen.target import WIDEST, Chunk, Ladders, Rung, Slab, Tile
-from normgen.tune.candidates import DIRECTIONS, POWERS, Launch, Space, default, power_above
+from normgen.target import WIDEST, Chunk, Ladders, Rung, Slab, Tile, power_above
+from normgen.tune.candidates import DIRECTIONS, POWERS, Launch, Space, default
 
 LOSS = 0.01
 
