@@ -119,12 +119,6 @@ EQUIVALENTS = (
         spec=SUM_STORED,
     ),
     Equivalent(
-        r"offsets of 32 bits",
-        r"",
-        "Noticed on a GPU alone: elsewhere no row lies 2^31 elements away that is not the first of a program.",
-        row=NEXT,
-    ),
-    Equivalent(
         r"sums exchanged, collected|(first|second) sum posted twice|first sum taken for the second"
         r"|one word read for both sums, float64|(last slab left out|lanes beyond the slabs), second sum",
         r"",

@@ -1,0 +1,71 @@
+"""Norms of torch and of other libraries, as `normgen verify` calls them; PEERS.md has what it found.
+
+normgen verify specs/rmsnorm.yaml --impl tests/peers.py:liger_rms
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+def torch_rms(x: Any, weight: Any, eps: float) -> Any:
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def torch_layer(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def eager_rms(x: Any, weight: Any, eps: float) -> Any:
+    """The formula in fp32, as it is usually written."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+
+def eager_layer(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    """The same, with the variance as the mean square less the square of the mean."""
+    wide = x.float()
+    mean = wide.mean(-1, keepdim=True)
+    variance = wide.square().mean(-1, keepdim=True) - mean.square()
+    return ((wide - mean) * torch.rsqrt(variance + eps) * weight.float() + bias.float()).to(x.dtype)
+
+
+def eager_add_rms(x: Any, residual: Any, weight: Any, eps: float) -> Any:
+    summed = x + residual
+    return eager_rms(summed, weight, eps), summed
+
+
+compiled_rms = torch.compile(eager_rms, dynamic=True)
+compiled_add_rms = torch.compile(eager_add_rms, dynamic=True)
+
+
+def liger_rms(x: Any, weight: Any, eps: float) -> Any:
+    """In its mode that rounds once, as the spec does."""
+    function = importlib.import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction
+    return function.apply(x, weight, eps, 0.0, "gemma")
+
+
+def liger_layer(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    return importlib.import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction.apply(x, weight, bias, eps)
+
+
+def liger_add_rms(x: Any, residual: Any, weight: Any, eps: float) -> Any:
+    function = importlib.import_module("liger_kernel.ops.fused_add_rms_norm").LigerFusedAddRMSNormFunction
+    return function.apply(x, residual, weight, eps, 0.0, "gemma")
+
+
+def quack_rms(x: Any, weight: Any, eps: float) -> Any:
+    return importlib.import_module("quack.rmsnorm").rmsnorm(x, weight, eps=eps)
+
+
+def quack_add_rms(x: Any, residual: Any, weight: Any, eps: float) -> Any:
+    return importlib.import_module("quack.rmsnorm").rmsnorm(x, weight, residual=residual, eps=eps, prenorm=True)
+
+
+def quack_layer(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    """Without autograd: `--forward-only`. It takes fp32 parameters."""
+    return importlib.import_module("quack.rmsnorm").layernorm_fwd(x, weight, bias, eps)
