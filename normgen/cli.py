@@ -6,8 +6,10 @@ import argparse
 import io
 import json
 import os
+import reprlib
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -138,7 +140,7 @@ def _render(specs: dict[str, Spec]) -> dict[str, dict[str, str]]:
 
 
 def _default_specs() -> list[str]:
-    return [path.as_posix() for path in sorted(Path("specs").glob("*.yaml"))]
+    return [path.as_posix() for path in sorted(Path("specs").glob("*")) if path.suffix in (".yaml", ".yml")]
 
 
 def _build(args: argparse.Namespace) -> Report:
@@ -167,7 +169,7 @@ def _check(args: argparse.Namespace) -> Report:
             drifts.append({"path": str(drift.path), "status": drift.status, "edited": drift.edited, "fix": fix})
     if not args.specs:
         known = {name: text for files in rendered.values() for name, text in files.items()}
-        for path in strays(known, out):
+        for path in strays(known, {spec_path(Path(source)) for source in rendered}, out):
             fix = f"rm {shlex.quote(str(path))}"
             report.faults.append(Fault(str(path), 0, 0, "", f"no spec makes this file any more; run: {fix}"))
             drifts.append({"path": str(path), "status": "stray", "edited": False, "fix": fix})
@@ -228,15 +230,14 @@ def _list(args: argparse.Namespace) -> Report:
 def _summary(spec: Spec) -> str:
     """One line on what sets a spec apart: width, eps, stages, gradient; dtypes and strategy where not the defaults."""
     parts = [f"H {spec.hidden if spec.widths is None else ' or '.join(map(str, spec.widths))}"]
-    parts.append(f"eps {spec.eps.value:g} {spec.eps.placement}")
+    parts.append(f"eps {spec.eps.value!r} {spec.eps.placement}")
     if spec.residual:
         fp32, unrounded = spec.residual.dtype == "float32", spec.residual.norm_of == "unrounded_sum"
         stored = ", sum stored" + ", unrounded_sum" * unrounded if spec.residual.store_sum else ""
         parts.append("residual" + " in float32" * fp32 + stored)
     if spec.affine:
-        offset = f" + {spec.affine.weight_offset:g}" if spec.affine.weight_offset else ""
         late = spec.affine.cast == "cast_then_multiply"
-        parts.append(f"weight{offset}" + ", bias" * spec.affine.bias + ", cast_then_multiply" * late)
+        parts.append(spec.affine.gain + ", bias" * spec.affine.bias + ", cast_then_multiply" * late)
     for name, value in spec.dtypes.model_dump(exclude_defaults=True).items():
         parts.append(f"{name} {value if isinstance(value, str) else ' or '.join(value)}")
     parts += [spec.strategy] if spec.strategy != "auto" else []
@@ -275,12 +276,6 @@ def _new(args: argparse.Namespace) -> Report:
     )
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or not text.isascii() or not 0 < len(text) < 12 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
-
-
 def _name(text: str) -> str:
     """A name that a spec may have; it is tried out in the starter, where nothing else can be wrong."""
     try:
@@ -305,15 +300,23 @@ def _target(text: str) -> str:
     return text
 
 
-def _number(least: int, most: int, what: str) -> Callable[[str], int]:
-    """Reads an argument that is a whole number in that range."""
+def _whole(text: str, most: int = 2**40) -> int:
+    """An argument that is a whole number, from 1 to `most`."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 16 and 1 <= int(text) <= most):
+        raise argparse.ArgumentTypeError(f"{reprlib.repr(text)} is no whole number from 1 to {most}")
+    return int(text)
 
-    def read(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {what}; write a number from {least} to {most}")
-        return int(text)
 
-    return read
+def _jobs(text: str) -> int:
+    return _whole(text, 1024)
+
+
+def _seconds(text: str) -> int:
+    return _whole(text, 10**6)
+
+
+def _width(text: str) -> int:
+    return _whole(text, MAX_HIDDEN)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -342,10 +345,8 @@ def _parser() -> argparse.ArgumentParser:
     dtypes = get_args(InputDtype)
     inspect.add_argument("--dtype", choices=dtypes, help="of x (default: bfloat16, or what the spec lists first)")
     inspect.add_argument("--weight-dtype", choices=dtypes, help="of weight and bias (default: that of x if listed)")
-    width = _number(1, MAX_HIDDEN, "width")
-    inspect.add_argument("--width", nargs="+", type=width, metavar="H", help="default: the widest of each rung")
-    jobs = _number(1, 1024, "number of processes")
-    inspect.add_argument("--jobs", type=jobs, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
+    inspect.add_argument("--width", nargs="+", type=_width, metavar="H", help="default: the widest of each rung")
+    inspect.add_argument("--jobs", type=_jobs, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     verify = command(
         "verify", _verify, "run the tests of a spec on any implementation of it; exit 1 where values are wrong"
     )
@@ -358,24 +359,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("--forward-only", action="store_true", help="ask for no gradients")
     verify.add_argument(
-        "--seconds", type=_count, default=1800, metavar="S", help="stop after that long (default: %(default)s)"
+        "--seconds", type=_seconds, default=1800, metavar="S", help="stop after that long (default: %(default)s)"
     )
     command("schema", _schema, "print the JSON Schema of a spec file, for editors")
     listing = command("list", _list, "list specs, one line each")
     new = command("new", _new, "write a commented spec to start from, specs/NAME.yaml")
     new.add_argument("name", metavar="NAME", type=_name, help="of the norm: a Python identifier in lower case")
     bench = command("bench", _bench, "measure specs against a copy, torch and other libraries, on a CUDA GPU")
-    for option, text in (
-        ("--width", "widths H (default: those that people use, 64 to 262144)"),
-        ("--rows", "rows (default: as many as --elements holds)"),
-    ):
-        bench.add_argument(option, nargs="+", type=_positive, default=(), metavar="N", help=text)
-    bench.add_argument(
-        "--elements", type=_positive, default=cases.ELEMENTS, metavar="N", help="elements of x (default: %(default)s)"
-    )
+    text = "default: those that people use, 64 to 262144"
+    bench.add_argument("--width", nargs="+", type=_width, default=(), metavar="H", help=text)
+    text = "default: as many as --elements holds"
+    bench.add_argument("--rows", nargs="+", type=_whole, default=(), metavar="N", help=text)
+    text = f"of x (default: {cases.ELEMENTS})"
+    bench.add_argument("--elements", type=_whole, metavar="N", help=text)
     text = f"of x (default: {cases.DTYPES[0]}; with --errors all that a spec takes)"
     bench.add_argument("--dtype", choices=cases.DTYPES, help=text)
-    bench.add_argument("--mode", nargs="+", choices=cases.MODES, default=cases.MODES, help="default: all")
+    bench.add_argument("--mode", nargs="+", choices=cases.MODES, default=(), help="default: all")
     bench.add_argument(
         "--providers",
         nargs="+",
@@ -386,26 +385,28 @@ def _parser() -> argparse.ArgumentParser:
     instead = bench.add_mutually_exclusive_group()
     instead.add_argument("--latency", action="store_true", help="small work instead: GPU and host time of a call")
     instead.add_argument("--errors", action="store_true", help="errors in units in the last place instead of times")
-    bench.add_argument("--profile", action="store_true", help="count DRAM bytes too, with ncu (default at H = 4096)")
-    bench.add_argument("--jobs", type=_positive, default=1, metavar="N", help="compile ahead in N processes")
+    bench.add_argument(
+        "--profile", action="store_true", help="count DRAM bytes too, with ncu; at H = 4096 unless --width"
+    )
+    bench.add_argument("--jobs", type=_jobs, default=1, metavar="N", help="compile ahead in N processes")
     bench.add_argument("--out", metavar="DIR", help="write JSON, CSV and plots there")
     tune = command("tune", _tune, "search the launch parameters of specs on the GPU at hand; write tuned/NAME.yaml")
     tune.add_argument(
-        "--width", nargs="+", type=_count, metavar="H", help="default: those of the spec, or 128 to 262144"
+        "--width", nargs="+", type=_width, metavar="H", help="default: those of the spec, or 128 to 262144"
     )
     tune.add_argument(
         "--dtype", choices=("float16", "bfloat16", "float32"), default="bfloat16", help="of x (default: %(default)s)"
     )
-    tune.add_argument("--elements", type=_count, default=2**27, metavar="N", help="of x, when timed (default: 2^27)")
+    tune.add_argument("--elements", type=_whole, default=2**27, metavar="N", help="of x, when timed (default: 2^27)")
     tune.add_argument(
         "--jobs",
-        type=_count,
+        type=_jobs,
         default=min(8, os.cpu_count() or 1),
         metavar="N",
         help="that compile (default: %(default)s)",
     )
     tune.add_argument(
-        "--seconds", type=_count, metavar="S", help="stop searching after that; what was not tried keeps its rung"
+        "--seconds", type=_seconds, metavar="S", help="stop searching after that; what was not tried keeps its rung"
     )
     tune.add_argument("--dry-run", action="store_true", help="say how much there is to try; needs no GPU")
     tune.add_argument(
@@ -433,6 +434,13 @@ def _bench(args: argparse.Namespace) -> Report:
         raise OutputError(
             "normgen bench", f"{error.name} is not installed; pip install 'normgen[runtime]' brings it"
         ) from None
+    given = {"--mode": args.mode, "--elements": args.elements, "--profile": args.profile, "--rows": args.rows[1:]}
+    unused = {"--errors": given, "--latency": {"--mode": args.mode}}
+    for option, others in unused.items():
+        for other, value in others.items():
+            if getattr(args, option[2:]) and value:
+                what = "takes one number with" if other == "--rows" else "has no part in"
+                raise ToolError("normgen bench", f"{other} {what} {option}; leave one out")
     out = Path(args.out) if args.out else None
     widths, rows, providers = tuple(args.width), tuple(args.rows), tuple(args.providers)
     if args.errors:
@@ -442,11 +450,11 @@ def _bench(args: argparse.Namespace) -> Report:
     else:
         options = run.Options(
             widths=widths,
-            elements=args.elements,
+            elements=args.elements or cases.ELEMENTS,
             rows=rows,
             dtype=args.dtype or cases.DTYPES[0],
             providers=providers,
-            modes=tuple(args.mode),
+            modes=tuple(args.mode or cases.MODES),
             latency=args.latency,
             profile=args.profile,
             jobs=args.jobs,
@@ -454,12 +462,6 @@ def _bench(args: argparse.Namespace) -> Report:
         )
         results, lines = run.bench(specs, options)
     return Report(lines=lines, data=results.document(), code=1 if results.failed else 0)
-
-
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"must be a positive whole number, not {text!r}")
-    return int(text)
 
 
 def _report(args: argparse.Namespace) -> Report:
@@ -470,6 +472,9 @@ def _report(args: argparse.Namespace) -> Report:
         return Report(faults=error.faults, code=1)
     except (SpecError, OutputError, ToolError) as error:
         return Report(faults=error.faults, code=2)
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        return Report(faults=[Fault(ascii(str(error.filename or "normgen"))[1:-1], 0, 0, "", said)], code=2)
 
 
 def _print(report: Report, style: str) -> None:
@@ -508,10 +513,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             _print(report, args.format)
             return report.code
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it is None where the shell has closed it
+                sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # Nobody reads on, as in `normgen list | head -1`; what is still buffered goes nowhere.
+    except OSError as error:
+        # Nobody reads on, as in `normgen list | head -1`, or the disk is full: what is still buffered goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        if isinstance(error, BrokenPipeError):
+            return 141
+        print(f"normgen: the output cannot be written: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        return 2
+    except Exception:
+        traceback.print_exc()  # a fault of normgen's own: no finding, as exit code 1 would say
+        return 2

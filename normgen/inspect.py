@@ -1,7 +1,7 @@
 """What kernels compile to, without a GPU: registers, spills, shared memory, width of accesses, occupancy.
 
 The launches are those of the generated module itself: it is imported, called, and what it launches is recorded rather
-than run (`launches`). The only part of normgen that needs torch and triton, imported when something is inspected.
+than run (`launches`). torch and triton are imported when something is inspected.
 """
 
 from __future__ import annotations

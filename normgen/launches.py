@@ -151,7 +151,7 @@ def _representative(made: Plan, direction: Direction, short: int) -> set[int]:
     limit = made.width_limit or WIDEST
     widest = [min(rung.widest, limit) for rung in (*direction.tiles, *direction.wide)]
     if widest[-1] == WIDEST:
-        widest[-1] = max(BEYOND, *(2 * width for width in widest[:-1]))
+        widest[-1] = max([BEYOND, *(2 * width for width in widest[:-1])])
     return {width - short for width in widest}
 
 
@@ -181,7 +181,7 @@ def module_at(path: str) -> ModuleType:
 
 
 def launches(call: Call, target: str) -> list[Launch]:
-    """What the module launches in this call, on a GPU of the target. Raises ToolError where torch or triton fails."""
+    """What the module launches in this call, on a GPU of the target. Raises ToolError as `runtime` does."""
     torch, triton = runtime()
     module = module_at(call.path)
     functions = _functions(triton, module)

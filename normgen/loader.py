@@ -177,7 +177,13 @@ def read_table(path: Path) -> tuple[bytes, str] | None:
     Raises SpecError where there is one that cannot be read.
     """
     found = table_path(path)
-    return (read(found), str(found)) if os.path.lexists(found) else None
+    try:
+        os.lstat(found)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        pass  # there may be one: reading it says what is in the way
+    return read(found), str(found)
 
 
 def load(data: bytes, source: str, table: tuple[bytes, str] | None = None) -> Spec:

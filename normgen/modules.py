@@ -14,5 +14,9 @@ def imported(name: str, path: Path) -> ModuleType:
         found = importlib.util.spec_from_file_location(name, path)
         assert found and found.loader
         sys.modules[name] = importlib.util.module_from_spec(found)
-        found.loader.exec_module(sys.modules[name])
+        try:
+            found.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]  # half of it is none
+            raise
     return sys.modules[name]

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket
 
 from normgen.emit import seal
 from normgen.equations import mentioning, plus
 from normgen.kernels import Kernel, Kernels, kernels
 from normgen.numerics import BOUNDS
 from normgen.plan import Plan
+from normgen.spec import class_name
 from normgen.stages.base import Stage, Tensor
 from normgen.target import PARTIALS, SHARED_KEPT, SHARED_ROW, STATISTICS, WIDEST
 
@@ -97,7 +99,15 @@ def _bytecode_cache() -> FileSystemBytecodeCache | None:
         return None
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)
-    return FileSystemBytecodeCache(str(folder), "%s.jinja") if os.access(folder, os.W_OK) else None
+    return _Cache(str(folder), "%s.jinja") if os.access(folder, os.W_OK) else None
+
+
+class _Cache(FileSystemBytecodeCache):
+    """Where there is no room for it, templates are compiled again the next time."""
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        with contextlib.suppress(OSError):
+            super().dump_bytecode(bucket)
 
 
 @lru_cache(maxsize=1)
@@ -186,7 +196,7 @@ def _scope(plan: Plan) -> dict[str, object]:
         "kernel_text": kernel_text,
         "foreign": False,
         "namespace": f"normgen_{digest[:8]}",
-        "class_name": "".join(part.capitalize() for part in name.split("_")),
+        "class_name": class_name(name),
         "title": title(plan),
         "formula": formula(plan),
         "notes": [line for note in notes(plan) for line in textwrap.wrap(note, WIDTH)],

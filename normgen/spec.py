@@ -104,10 +104,17 @@ _HIDDEN_SCHEMA: dict[str, Any] = {
     ]
 }
 
-# Names of the generated module itself; a function or a class of the same name would shadow one of them.
+# Names of the generated module itself, and of what its operator is an attribute of; a function or a class of the same
+# name would shadow one of them.
 RESERVED_NAMES = frozenset(
-    "torch triton tl hashlib inspect functools math nn tensor once_differentiable reference x residual".split()
+    "torch triton tl hashlib inspect functools math nn tensor Tensor once_differentiable reference"
+    " x residual name".split()
 )
+
+
+def class_name(name: str) -> str:
+    """Of the module's class: `rms_norm` gives `RmsNorm`."""
+    return "".join(part.capitalize() for part in name.split("_"))
 
 
 class Spec(Model):
@@ -144,12 +151,14 @@ class Spec(Model):
             raise fault(f"{reprlib.repr(name)} is not a usable name; {rule}")
         if len(name) > 48:
             raise fault(f"the name is {len(name)} characters long; {rule}")
-        if keyword.iskeyword(name) or keyword.issoftkeyword(name) or name.capitalize() in keyword.kwlist:
-            raise fault(f"{name!r} is a keyword of Python; choose another name")
-        if hasattr(builtins, name):
-            raise fault(f"{name!r} is a builtin of Python; choose another name")
-        if name in RESERVED_NAMES:
-            raise fault(f"{name!r} is a name that the generated module uses itself; choose another name")
+        made = class_name(name)
+        for word, said in ((name, repr(name)), (made, f"{made}, the class that {name!r} makes,")):
+            if keyword.iskeyword(word) or keyword.issoftkeyword(word):
+                raise fault(f"{said} is a keyword of Python; choose another name")
+            if hasattr(builtins, word):
+                raise fault(f"{said} is a builtin of Python; choose another name")
+            if word in RESERVED_NAMES:
+                raise fault(f"{said} is a name that the generated module uses itself; choose another name")
         return name
 
     @field_validator("save")

@@ -460,4 +460,4 @@ STATISTICS = Fixed(1, 4096, 16)
 def single_block_limit(ladders: Ladders, grad: bool) -> int:
     """The widest row that the largest tile can hold, in every direction that is emitted; 0 where there are no tiles."""
     directions = (ladders.forward, ladders.backward) if grad else (ladders.forward,)
-    return min(tiles[-1].elements if tiles else 0 for tiles in directions)
+    return min(max(tiles[-1].widest, tiles[-1].elements) if tiles else 0 for tiles in directions)

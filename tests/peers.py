@@ -39,6 +39,9 @@ def eager_add_rms(x: Any, residual: Any, weight: Any, eps: float) -> Any:
     return eager_rms(summed, weight, eps), summed
 
 
+# Beyond a few recompilations torch.compile goes on in eager mode, which is not what is looked at.
+torch._dynamo.config.recompile_limit = 1000
+torch._dynamo.config.fail_on_recompile_limit_hit = True
 compiled_rms = torch.compile(eager_rms, dynamic=True)
 compiled_add_rms = torch.compile(eager_add_rms, dynamic=True)
 

@@ -259,7 +259,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytes
     source = tmp_path / "half.yaml"
     source.write_text("name: half\nnorm: rms\nhidden: 64\neps: {value: 1e-6}\ndtypes: {input: [float16]}\n")
     assert main(["bench", "--errors", str(source), "--dtype", "float32"]) == 2
-    assert "half.yaml: the spec does not take float32; its dtypes are ['float16']" in capsys.readouterr().err
+    assert "half.yaml: the spec takes no x of float32; write --dtype float16" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
         main(["bench", "--errors", "--latency", path])
     assert stop.value.code == 2

@@ -365,13 +365,19 @@ def test_refusals(on_cpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[st
     source = tmp_path / "half.yaml"
     source.write_text("name: half\nnorm: rms\nhidden: 64\neps: {value: 1e-6}\ndtypes: {input: [float16]}\n")
     assert main(["bench", str(source)]) == 2
-    assert "half.yaml: the spec does not take bfloat16; its dtypes are ['float16']" in capsys.readouterr().err
-    assert main(["bench", str(source), "--dtype", "float16", "--width", "65"]) == 2
-    assert "half.yaml: the spec takes none of the widths [65]" in capsys.readouterr().err
+    assert "half.yaml: the spec takes no x of bfloat16; write --dtype float16" in capsys.readouterr().err
+    assert main(["bench", str(source), "--dtype", "float16", "--width", "64", "65"]) == 2
+    assert "half.yaml: the spec takes no rows of 65; leave that --width out" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
         main(["bench", str(source), "--rows", "0"])
     assert stop.value.code == 2
-    assert "must be a positive whole number, not '0'" in capsys.readouterr().err
+    assert "'0' is no whole number from 1 to 1099511627776" in capsys.readouterr().err
+    for unused, of in (("--mode", "--errors"), ("--elements", "--errors"), ("--mode", "--latency")):
+        value = "forward" if unused == "--mode" else "64"
+        assert main(["bench", str(source), of, unused, value]) == 2
+        assert f"{unused} has no part in {of}; leave one out" in capsys.readouterr().err
+    assert main(["bench", str(source), "--errors", "--rows", "2", "3"]) == 2
+    assert "--rows takes one number with --errors; leave one out" in capsys.readouterr().err
     (tmp_path / "file").touch()
     half = ["bench", str(source), "--dtype", "float16", "--rows", "2", "--providers", "normgen"]
     assert main([*half, "--out", str(tmp_path / "file")]) == 2

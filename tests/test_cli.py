@@ -386,3 +386,22 @@ def test_a_build_has_the_same_bytes_everywhere(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         builds.add((folder / OUT / "a.py").read_bytes() + (folder / OUT / "tests" / "test_a.py").read_bytes())
     assert len(builds) == 1
+
+
+@pytest.mark.parametrize("command", [["list"], ["explain", "specs/a.yaml"]])
+def test_output_that_cannot_be_written(command: list[str], run: Run) -> None:
+    """The disk full, or nobody there: no traceback, and no exit code of a finding."""
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    normgen = [sys.executable, "-m", "normgen", *command]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(normgen, stdout=full, stderr=subprocess.PIPE, text=True, env=environ)
+    assert done.returncode == 2
+    assert done.stderr == "normgen: the output cannot be written: no space left on device\n"
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *normgen], capture_output=True, text=True, env=environ)
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_a_place_that_cannot_be_looked_at(run: Run) -> None:
+    code, out, err = run("explain", "a" * 300 + "/x.yaml")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "file name too long" in err

@@ -254,10 +254,19 @@ def test_check(tmp_path: Path) -> None:
 
 
 def test_strays(tmp_path: Path) -> None:
-    assert strays(FILES, tmp_path / "none") == []
+    assert strays(FILES, (), tmp_path / "none") == []
     emit(FILES | {"old.py": sealed(), "tests/test_old.py": sealed()}, tmp_path, False)
     (tmp_path / "mine.py").write_text("x = 1\n")
-    assert strays(FILES, tmp_path) == [tmp_path / "old.py", tmp_path / "tests" / "test_old.py"]
+    assert strays(FILES, (), tmp_path) == [tmp_path / "old.py", tmp_path / "tests" / "test_old.py"]
+
+
+def test_what_another_spec_makes_is_no_stray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other").mkdir()
+    Path("other/b.yml").touch()
+    emit({"b.py": seal("b = 1\n", "other/b.yml", "0" * 64)}, Path("out"), False)
+    assert strays(FILES, ("specs/a.yaml",), Path("out")) == []
+    assert strays(FILES, ("specs/a.yaml", "other/b.yml"), Path("out")) == [Path("out/b.py")]
 
 
 def test_create_never_overwrites(tmp_path: Path) -> None:

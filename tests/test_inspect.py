@@ -162,8 +162,8 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     sentence = "'cuda:70' is no target; write cuda:80, cuda:90, cuda:100 or hip:gfx942\n"
     assert inspect(capsys, "narrow.yaml", "--target", "cuda:70").endswith(f"error: argument --target: {sentence}")
     for option, value, message in [
-        ("--width", "0", "'0' is no width; write a number from 1 to 1048576"),
-        ("--jobs", "many", "'many' is no number of processes; write a number from 1 to 1024"),
+        ("--width", "0", "'0' is no whole number from 1 to 1048576"),
+        ("--jobs", "many", "'many' is no whole number from 1 to 1024"),
     ]:
         err = inspect(capsys, "narrow.yaml", "--target", "cuda:90", option, value)
         assert err.endswith(f"error: argument {option}: {message}\n")
@@ -184,6 +184,19 @@ def test_interpreted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert inspect(capsys, "narrow.yaml", "--target", "cuda:90") == (
         "TRITON_INTERPRET: it is set, and kernels would be interpreted, not compiled; unset it\n"
     )
+
+
+def test_a_ladder_of_one_rung() -> None:
+    script = """
+from normgen.launches import calls
+from normgen.loader import load
+
+text = b"name: a\\nnorm: rms\\neps: {value: 1e-6}\\nresidual: {}\\nstrategy: welford\\n"
+print(sorted({call.width for call in calls({"a.yaml": load(text, "a.yaml")})}))
+"""
+    done = python("-c", script)
+    assert done.stderr == ""
+    assert done.stdout == "[65536, 131072]\n"
 
 
 def test_what_a_spec_does_not_take() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,15 +22,24 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="programs 
 
 
 def hunt(spec: Path, repeats: int, *under: str) -> str:
+    """What it prints. What hangs is killed with all its children: one left on the GPU would disturb other tests."""
     command = [*under, sys.executable, "-m", "tests.race_hunt", str(repeats), str(spec)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
-    return run.stdout
+    # Without blocks that PyTorch keeps, an access beside a tensor is one beside an allocation.
+    environ = os.environ | ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if under else {})
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=ROOT, env=environ, text=True, start_new_session=True, **pipes) as run:
+        try:
+            output, _ = run.communicate(timeout=SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == 0, output[-4000:]
+    return output
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.stem)
 def test_the_same_bits_a_thousand_times(spec: Path) -> None:
-    lines = hunt(spec, 1000).splitlines()
+    lines = [line for line in hunt(spec, 1000).splitlines() if line.endswith("calls with other bits")]
     assert lines
     assert all(": 0 of 2000 calls" in line for line in lines)
 

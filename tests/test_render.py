@@ -19,8 +19,9 @@ from reading import kernels_in, ladders_in, words_in
 from normgen.equations import SCOPE, parse
 from normgen.kernels import Kernel
 from normgen.loader import load
+from normgen.modules import imported
 from normgen.plan import Plan, plan
-from normgen.render import environment, explain, explain_data, render, solve, stage_text, templates
+from normgen.render import environment, explain, explain_data, formula, render, solve, stage_text, templates
 from normgen.spec import RESERVED_NAMES
 from normgen.stages.base import Stage
 from normgen.target import LADDERS, WIDEST, Chunk, Ladders, Slab, Tile
@@ -423,3 +424,25 @@ def test_explain_data(name: str) -> None:
     assert data["kernels"] == [{"name": kernel.name, "doc": kernel.doc} for kernel in kernels]
     assert all(str(part) in text for key in ("formula", "reasons") for part in data[key])  # type: ignore[attr-defined]
     assert str(data["alternative"]) in text
+
+
+@pytest.mark.parametrize(
+    ("offset", "gain"),
+    [
+        ("1.0", "(weight + 1)"),
+        ("-0.5", "(weight - 0.5)"),
+        ("1e-7", "(weight + 1e-07)"),
+        ("0.123456789", "(weight + 0.123456789)"),
+    ],
+)
+def test_an_offset_is_shown_as_it_is(offset: str, gain: str) -> None:
+    made = plan_of(f"name: a\nnorm: rms\neps: {{value: 1e-6}}\naffine: {{weight_offset: {offset}}}\n")
+    assert formula(made)[-1] == f"y = x_hat * {gain}"
+
+
+def test_a_module_that_failed_is_not_imported_by_half(tmp_path: Path) -> None:
+    path = tmp_path / "half.py"
+    path.write_text("x = 1\nraise ImportError('no')\n")
+    for _ in range(2):
+        with pytest.raises(ImportError, match="no"):
+            imported("normgen_half", path)

@@ -242,7 +242,7 @@ def test_candidates_are_spelled_as_the_module_spells_rungs(path: Path) -> None:
     made = plan(load(path.read_bytes(), str(path)))
     kernels = solve(made)
     text = render(made, path.name)[f"{made.spec.name}.py"]
-    space_ = space(made.spec, kernels, made.spec.dtypes.input[0])
+    space_ = space(kernels, made.spec.dtypes.input[0])
     for ladder in space_.ladders:
         direction = made.backward if "backward" in ladder else made.forward
         assert direction

@@ -102,12 +102,13 @@ def _warmed(options: Options) -> list[str]:
 
 
 def checked(source: str, spec: Spec, dtype: str, widths: tuple[int, ...]) -> Plan:
-    """The plan of the spec at that path. Raises OutputError where it takes no such dtype, or none of the widths."""
+    """The plan of the spec at that path. Raises OutputError where it takes no such dtype or width."""
     made = plan(spec)
     if dtype not in spec.dtypes.input:
-        raise OutputError(source, f"the spec does not take {dtype}; its dtypes are {spec.dtypes.input}")
-    if not cases.widths_of(made, widths):
-        raise OutputError(source, f"the spec takes none of the widths {list(widths)}")
+        raise OutputError(source, f"the spec takes no x of {dtype}; write --dtype {spec.dtypes.input[0]}")
+    taken = cases.widths_of(made, widths)
+    if refused := [width for width in widths if width not in taken]:
+        raise OutputError(source, f"the spec takes no rows of {refused[0]}; leave that --width out")
     return made
 
 

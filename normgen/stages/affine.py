@@ -43,9 +43,16 @@ class Affine(Stage):
         beta = Tensor("beta", "H", "parameter", "weight", "bias", "shift")
         return (gamma, beta) if self.bias else (gamma,)
 
+    @property
+    def gain(self) -> str:
+        """What the result is multiplied by, in text."""
+        if not self.weight_offset:
+            return "weight"
+        size = repr(abs(self.weight_offset)).removesuffix(".0")
+        return f"weight {'-' if self.weight_offset < 0 else '+'} {size}"
+
     def formula(self, taken: str, left: str) -> str:
-        offset = f"{self.weight_offset:+g}".replace("+", " + ").replace("-", " - ") if self.weight_offset else ""
-        gain = f"(weight{offset})" if offset else "weight"
+        gain = f"({self.gain})" if self.weight_offset else "weight"
         if self.cast == "multiply_then_cast":
             return f"{left} = {taken} * {gain}" + (" + bias" if self.bias else "")
         product = f"round({taken}) * {gain}"

@@ -37,7 +37,7 @@ class Tensor:
     dtype: Dtype
     """input: that of x; weight: any the spec lists; compute: float32; a name: that one. float64 where x is float64."""
     api: str
-    """Name in the Python API, where kernels keep the names of the reference text (gamma, out)."""
+    """Name in the Python API, where kernels have the usual names of kernels (gamma, out)."""
     doc: str
     pad: float = 0.0
     """What lanes outside the row load as."""

@@ -81,7 +81,7 @@ class Bench:
                 "multiprocessors": properties.multi_processor_count,
                 "shared_memory": getattr(properties, "shared_memory_per_block_optin", 65536),
             }
-        self.space: Space = space(spec, self.kernels, dtype, **gpu)
+        self.space: Space = space(self.kernels, dtype, **gpu)
         self.copies: dict[int, float] = {}
 
     def facts(self) -> dict[str, str]:

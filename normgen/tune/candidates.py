@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 
 from normgen.kernels import Kernels
-from normgen.spec import Spec
 from normgen.stages.base import Tensor
 from normgen.target import (
     REGISTERS,
@@ -187,8 +185,8 @@ def _parts(width: int, sizes: tuple[int, ...], fewest: int) -> Iterator[tuple[in
                 yield columns, warps, each
 
 
-def space(spec: Spec, kernels: Kernels, dtype: str, **gpu: Any) -> Space:
-    """The space of a spec's kernels, for x of that dtype."""
+def space(kernels: Kernels, dtype: str, **gpu: int) -> Space:
+    """The space of kernels for x of that dtype. `gpu`: its shared_memory and multiprocessors, if not an H200's."""
     itemsize = 4 if dtype == "float32" else 2
     backward = kernels.backward or kernels.backward_slabs
     ladders = {
@@ -198,7 +196,7 @@ def space(spec: Spec, kernels: Kernels, dtype: str, **gpu: Any) -> Space:
         "backward": kernels.backward,
         "backward_slabs": kernels.backward_slabs,
     }
-    sizes = {"input": itemsize, "weight": itemsize, "float16": 2, "bfloat16": 2}
+    sizes = {"input": itemsize, "float16": 2, "bfloat16": 2}
 
     def size(tensor: Tensor) -> int:
         return sizes.get(tensor.dtype, 4)

@@ -95,7 +95,7 @@ class Search:
             yield from dict.fromkeys((first, *others))
 
 
-def search(spec: Spec, source: str, options: Options, **gpu: int) -> Search:
+def search(spec: Spec, source: str, options: Options) -> Search:
     """Raises SpecError for a dtype or a width that the spec does not take."""
     if options.dtype not in spec.dtypes.input:
         message = f"the spec takes no x of {options.dtype}; write --dtype {spec.dtypes.input[0]}"
@@ -108,7 +108,7 @@ def search(spec: Spec, source: str, options: Options, **gpu: int) -> Search:
             wanted = f"one of {', '.join(map(str, spec.widths))}" if spec.widths else f"at most {most}"
             raise SpecError([Fault(source, 0, 0, "", f"the spec takes no rows of {width}; --width must be {wanted}")])
     dynamic = spec.model_copy(update={"hidden": "dynamic"})
-    return Search(dynamic, space(dynamic, solve(plan(dynamic)), options.dtype, **gpu), widths, most)
+    return Search(dynamic, space(solve(plan(dynamic)), options.dtype), widths, most)
 
 
 def forecast(found: Search) -> list[str]:
