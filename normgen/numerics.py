@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Bound:
     """|out - ref| <= absolute + relative * max|ref| over the row + half a unit in the last place of ref.
 
-    `ref` is the reference in fp64 on upcast inputs. The absolute part is for standard normal rows; `relative` covers rows with one element far larger than the rest, whose squares dominate
-    a sum in fp32: four roundings of 2^-23 each.
+    `ref` is the reference in fp64 on upcast inputs. The absolute part is for standard normal rows; `relative`
+    covers rows with one element far larger than the rest, whose squares dominate a sum in fp32: four roundings of 2^-23
+    each.
     """
 
     dtype: str
