@@ -89,14 +89,6 @@ EQUIVALENTS = (
         row=FINISHED,
     ),
     Equivalent(
-        r"one row too many|(row|column) mask lost",
-        r"^(row_)?mask = ",
-        "Only rows that exist are posted, and what was loaded ahead had a mask of its own.",
-        row=POSTED,
-        function="forward_slabs",
-        spec=NOT_ADDED,
-    ),
-    Equivalent(
         r"row mask lost|no mask on .+",
         r"\brow_mask\b",
         "A program is launched for the one row that it walks.",
@@ -130,6 +122,13 @@ EQUIVALENTS = (
         r"",
         "The first of two sums is one of squares, or the second is not taken.",
         spec=r"rmsnorm.*",
+    ),
+    Equivalent(
+        r"last block or chunk alone",
+        r"^shifted_sum_lanes = ",
+        "A mean that some columns were left out of is corrected, as one that was rounded is.",
+        function="forward|forward_chunked|statistics",
+        spec=r"layernorm(?!_welford).*",
     ),
     Equivalent(
         r"drift left out of the mean",
