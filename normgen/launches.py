@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
-import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any
 from unittest import mock
 
 from normgen.errors import Fault, SpecError, ToolError
-from normgen.modules import imported
+from normgen.modules import imported, interpreted
 from normgen.plan import Direction, Plan, plan
 from normgen.render import render, sentence
 from normgen.spec import Spec
@@ -84,7 +83,7 @@ class Launch:
 
 def runtime() -> tuple[Any, Any]:
     """torch and triton. Raises ToolError where one is missing, or Triton interprets kernels."""
-    if os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y"):
+    if interpreted():
         raise ToolError("TRITON_INTERPRET", "it is set, and kernels would be interpreted, not compiled; unset it")
     found = []
     for name in ("torch", "triton"):

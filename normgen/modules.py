@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
+
+
+def interpreted() -> bool:
+    """Whether TRITON_INTERPRET is set so that Triton interprets kernels."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
 
 
 def imported(name: str, path: Path) -> ModuleType:

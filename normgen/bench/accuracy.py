@@ -8,7 +8,6 @@ of x + residual in their dtype, also where the spec stores no sum and so rounds 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
@@ -31,6 +30,7 @@ from normgen.bench.tables import error_tables
 from normgen.bench.ulps import errors
 from normgen.bench.warm import compile_here
 from normgen.errors import OutputError
+from normgen.modules import interpreted
 from normgen.plan import plan
 from normgen.processes import spread
 from normgen.spec import Spec
@@ -92,7 +92,7 @@ def accuracy(specs: dict[str, Spec], options: Options) -> tuple[Results, list[st
 def _device() -> str:
     if torch.cuda.is_available():
         return "cuda"
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if interpreted():
         return "cpu"
     wanted = "run this on a machine that has one, or set TRITON_INTERPRET=1 for kernels in Triton's interpreter"
     raise OutputError("normgen bench", f"torch {torch.__version__} sees no CUDA GPU here; {wanted}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from normgen.errors import Fault, SpecError
+from normgen.modules import interpreted
 from normgen.plan import plan
 from normgen.render import solve
 from normgen.spec import MAX_HIDDEN, Spec
@@ -62,11 +62,11 @@ def require_gpu() -> None:
         torch = import_module("torch")
         import_module("triton")
     except ImportError as error:
-        raise tune_error(f"measures with torch and triton, and {error.name} is not installed here") from None
+        raise tune_error(f"measures with torch and triton, and {error.name or error} is not installed here") from None
     if not torch.cuda.is_available():
         raise tune_error("measures on a GPU, and torch finds none here")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        raise tune_error("measures compiled kernels, and TRITON_INTERPRET=1 has them interpreted; unset it")
+    if interpreted():
+        raise tune_error("measures compiled kernels, and TRITON_INTERPRET has them interpreted; unset it")
 
 
 @dataclass(frozen=True)
