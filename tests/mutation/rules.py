@@ -156,7 +156,12 @@ ROUNDINGS = (
     Rule("rounding moved behind the product", r"rounded \* gamma", "(x_hat * gamma).to(input_dtype).to(compute)"),
     Rule("sum rounded", r"^summed = (\w+ \+ \w+)$", r"summed = (\1).to(x_ptr.dtype.element_ty).to(compute)"),
     Rule("x_hat rounded", r"^x_hat = (\w+ \* rstd)$", r"x_hat = (\1).to(x_ptr.dtype.element_ty).to(compute)", FORWARD),
-    Rule("product rounded", r"scaled = (.+)", r"scaled = (\1).to(x_ptr.dtype.element_ty).to(compute)", FORWARD),
+    Rule(
+        "product rounded before the bias is added",
+        r"tl\.fma\(x_hat, gamma, beta\)",
+        "(x_hat * gamma).to(x_ptr.dtype.element_ty).to(compute) + beta",
+        FORWARD,
+    ),
     Rule("result rounded to bf16", r"(tl\.store\(out_rows \+ col, \w+)", r"\1.to(tl.bfloat16)"),
     Rule("stored sum rounded to bf16", r"(tl\.store\(residual_out_rows \+ col, \w+)", r"\1.to(tl.bfloat16)"),
     Rule("gradient rounded to bf16", r"(tl\.store\(dx\w+ \+ .+, dx|tl\.store\(dx.+, dsummed)", r"\1.to(tl.bfloat16)"),
