@@ -27,10 +27,14 @@ REACHED = {
     "backward": ("backward_of", "far_from", "tiles"),
     "backward_slabs": ("backward_of", "wide"),
     "sum_partials": ("backward_of", "wide"),
-    "_rows": ("layout",),
+    "_rows": ("layout", "kept_by_kind"),
     "_check": ("refused",),
     "_empty_like": ("like_real", "layout"),
     "_Autograd": ("twice", "noticed"),
+    "_absent": ("one_result",),
+    "_backward": ("no_rows", "backward_of"),
+    "_formula": ("reference",),
+    "reference": ("reference",),
     "_gradients": ("one_result", "wanted"),
 }
 NO_PROGRAM = ("NameError", "UnboundLocalError", "SyntaxError")
