@@ -1,4 +1,4 @@
-"""Norms of torch and of other libraries, as `normgen verify` calls them; PEERS.md has what it found.
+"""Norms of torch and of other libraries, as `normgen verify` calls them.
 
 normgen verify specs/rmsnorm.yaml --impl tests/peers.py:liger_rms
 """
