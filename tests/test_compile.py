@@ -63,7 +63,7 @@ KNOWN: dict[tuple[str, str, str], dict[tuple[str, int], int]] = {
         ("layernorm_backward", 3064): 4,
         ("rmsnorm_residual_backward", 1016): 44,
         ("rmsnorm_residual_fp32_backward", 504): 12,
-        ("rmsnorm_residual_fp32_backward", 1016): 4,
+        ("rmsnorm_residual_fp32_backward", 1016): 12,
     },
 }
 
