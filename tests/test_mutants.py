@@ -10,6 +10,7 @@ import sys
 import pytest
 from mutation import mutants
 from mutation.equivalents import EQUIVALENTS, Equivalent, equivalent
+from mutation.kills import TABLE, change
 from mutation.mutants import ROOT, SPECS, all_mutants, source_of
 from mutation.rules import RULES, Rule
 
@@ -67,3 +68,19 @@ def test_the_sample_is_killed() -> None:
     )
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
     assert len(run.stdout.splitlines()) == len(SAMPLE)
+
+
+def test_the_table_is_of_these_mutants() -> None:
+    """`make mutants` writes it anew; it names tests that there are, and reasons that are still given."""
+    lines = [line for line in TABLE.read_text().splitlines() if " | `" in line]
+    rows = dict(line.removesuffix(" |").rsplit(" | ", 1) for line in lines)
+    found = {change(mutant).removesuffix(" |"): mutant for mutant in all_mutants()}
+    assert rows.keys() == found.keys()
+    for key, mutant in found.items():
+        kind = equivalent(mutant)
+        if kind:
+            assert rows[key] == kind.reason
+        else:
+            test = (ROOT / "generated" / "tests" / f"test_{mutant.spec}.py").read_text()
+            name = rows[key].partition("[")[0].partition(" ")[0]
+            assert f"\ndef {name}(" in test
