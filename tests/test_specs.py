@@ -189,7 +189,8 @@ def test_reference_is_the_formula_that_the_keys_say(spec: Row, data: st.DataObje
         assert_equal(results, wanted[: len(results)], 2**10)
         if spec["eps"].get("placement", "inside_sqrt") == "inside_sqrt":
             assert_equal(results[:1], [torch_norm(spec, **tensors)], 2**10)
-        if width > 1:  # at 1, the square root of no variance has no slope
+        # A row of one column, or of two less their mean, has an x_hat of signs and no slope: what is left is rounding.
+        if width > (2 if spec["norm"] == "layer" else 1):
             leaves = [tensor.requires_grad_() for tensor in arguments]
             exact = dict(zip([name for name in tensors if tensors[name] is not None], leaves, strict=True))
             again = formula(spec, dtype, output, **(dict.fromkeys(tensors) | exact))[: len(results)]

@@ -17,7 +17,7 @@ def change(mutant: Mutant) -> str:
 
 
 def row(mutant: Mutant, verdict: Verdict) -> str:
-    """A row of the table, with who killed the mutant or why it is equivalent."""
+    """A row of the table, with who killed the mutant or why it survives."""
     kind = equivalent(mutant)
     if kind:
         return f"{change(mutant)} {kind.reason} |"
@@ -45,7 +45,7 @@ def table(verdicts: dict[Mutant, Verdict]) -> str:
 # What kills each mutant
 
 {len(verdicts)} mutants, by the {len(rules)} rules of `rules.py`, of the modules of {len(specs)} specs.
-Generated tests kill {len(killed)}; {len(survivors)} are equivalent. `make mutants` makes this table.
+Generated tests kill {len(killed)}; {len(survivors)} survive, for a reason each. `make mutants` makes this table.
 The test named is the first of the file that fails in Triton's interpreter, with an AssertionError unless it says so.
 
 ## Killed
@@ -56,7 +56,7 @@ The test named is the first of the file that fails in Triton's interpreter, with
 
 ## Survivors
 
-{columns} why it is equivalent |
+{columns} why it survives |
 |---|---|---|---|---|---|
 {LINE.join(survivors)}
 """
