@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any, TypeVar
 
 from normgen.stages.base import Tensor
 
@@ -269,6 +270,22 @@ def parse_blocks(text: str, *names: str) -> tuple[str, ...] | None:
     return *blocks[1:], text
 
 
+Answer = TypeVar("Answer")
+
+
+def _remembered(ask: Callable[[System, str], Answer]) -> Callable[[System, str], Answer]:
+    """A question about a value, answered once: equations lead to the same values again and again."""
+
+    def answer(self: System, name: str) -> Answer:
+        key = ask.__name__, name
+        if key not in self._answers:
+            self._answers[key] = ask(self, name)
+        found: Answer = self._answers[key]
+        return found
+
+    return answer
+
+
 @dataclass(frozen=True)
 class System:
     """What one kernel knows and wants: equations, tensors it can load, values it must store where.
@@ -281,6 +298,7 @@ class System:
     stores: tuple[tuple[Tensor, str], ...]
     folds: tuple[Fold, ...] = ()
     firsts: frozenset[str] = field(default_factory=frozenset)
+    _answers: dict[tuple[str, str], Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @staticmethod
     def of(
@@ -366,6 +384,7 @@ class System:
         """How the reduction `name` is taken chunk by chunk."""
         return self._fold_of(name) or _lane_sum(self.equations[name])
 
+    @_remembered
     def uses(self, name: str) -> tuple[str, ...]:
         if name in self.loads or name in self.firsts:
             return ()
@@ -376,11 +395,13 @@ class System:
             raise EquationError(f"{name} is neither an equation nor a tensor of this kernel")
         return self.equations[name].uses
 
+    @_remembered
     def reduces(self, name: str) -> bool:
         return name not in self.loads and (
             self._fold_of(name) is not None or (name in self.equations and self.equations[name].reduces)
         )
 
+    @_remembered
     def dims(self, name: str) -> frozenset[str]:
         """The axes a value extends over: rows N, columns H."""
         if name in self.firsts:
@@ -390,6 +411,7 @@ class System:
         axes = frozenset[str]().union(*map(self.dims, self.uses(name)))
         return axes - {"H"} if self.reduces(name) else axes
 
+    @_remembered
     def level(self, name: str) -> int:
         """How many row reductions, one needing the other, come before the value exists."""
         deepest = max(map(self.level, self.uses(name)), default=0)

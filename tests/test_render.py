@@ -222,14 +222,14 @@ def build(*arguments: str, cwd: Path, environ: dict[str, str] | None = None) -> 
 
 
 def test_build_is_quick(tmp_path: Path) -> None:
-    """Half a second of processor time for one spec, the start of Python included; the best of three.
+    """Half a second of processor time for one spec, the start of Python included; the best of five.
 
     The first may find no compiled templates, and compiles them.
     """
     (tmp_path / "s.yaml").write_text(EVERYTHING.format(name="s", eps=1e-5))
     environ = {"PYTHONDONTWRITEBYTECODE": ""}
     times = []
-    for _ in range(3):
+    for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         build("s.yaml", cwd=tmp_path, environ=environ)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
