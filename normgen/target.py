@@ -336,7 +336,7 @@ _LAYER_BACKWARD = _tiles(
 )
 
 # Chosen for the share of a device copy that is reached (bf16, 2^27 elements), from what was tried
-# (benchmarks/results/h200/search.json): tiles at 23 widths, LayerNorm's forward at 8; chunks at 7; slabs at 2 to 4. Not
+# (benchmarks/results/h200/search.json): tiles at 23 widths, LayerNorm's forward at 9; chunks at 7; slabs at 2 to 4. Not
 # every rung was tried at every width that it serves, and the tiles of backward with LayerNorm and a residual are those
 # without one. Nor is it always the fastest tried: one may serve its neighbours too, or spill nothing. Many small
 # programs did best: LayerNorm's backward at 1024 columns reached 0.75 with 8 warps a program, 0.95 with 2 and 4. Keyed
@@ -410,7 +410,8 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (128, 64, 4096, 4),
             (256, 128, 1024, 1),
             (512, 512, 1024, 1),
-            (1024, 1024, 1024, 1),
+            (768, 256, 768, 1),
+            (1024, 512, 2048, 2),
             (1536, 512, 1536, 1),
             (2048, 2048, 2048, 2),
             (3072, 1024, 3072, 2),

@@ -359,6 +359,19 @@ def test_13_claims(source: Source) -> None:
     assert list((ROOT / "benchmarks" / "results").rglob("*.json"))
 
 
+@every
+def test_what_is_stored_is_read_back_behind_a_barrier(source: Source) -> None:
+    """A program's threads do not each read what they stored themselves: loads and stores have layouts of their own."""
+    for kernel, function in source.kernels:
+        if kernel.strategy == "slabs":  # what one launch stores, another reads
+            continue
+        barriers = [call.lineno for call in calls(function, "tl.debug_barrier")]
+        pointers = {call: address(call).partition(" ")[0] for call in calls(function, "tl.load")}
+        for store in calls(function, "tl.store"):
+            again = [call.lineno for call, pointer in pointers.items() if pointer == address(store).partition(" ")[0]]
+            assert all(any(store.lineno < barrier < line for barrier in barriers) for line in again)
+
+
 KINDS = {rule.name: rule for rule in RULES}
 BREAKS: list[tuple[Callable[[Source], None], str | Rule]] = [
     (test_1_blocks, Rule("BLOCK_SIZE is no constant", r"(?<=BLOCK_SIZE): tl\.constexpr", "")),
@@ -405,6 +418,10 @@ BREAKS: list[tuple[Callable[[Source], None], str | Rule]] = [
         Rule("against itself alone", r"y, expected = .+", "y = expected = call(arguments)[0]", "test_agrees_.+"),
     ),
     (test_12_test, Rule("nothing asserted", r"^assert_within\(.+", "pass", "test_agrees_with_torch")),
+    (
+        test_what_is_stored_is_read_back_behind_a_barrier,
+        Rule("no barrier", r"tl\.debug_barrier\(\)", "pass", "forward_chunked"),
+    ),
     (test_13_claims, Rule("a claim", r"# Results,", "# The fastest results,", "forward.*")),
 ]
 

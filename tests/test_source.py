@@ -25,11 +25,23 @@ for index, keys in enumerate(
     text = f"name: unlike_{index}\neps: {{value: 1e-5, placement: outside_sqrt}}\n{keys}\n"
     SOURCES[f"unlike_{index}"] = render(plan(load(text.encode(), "s.yaml")), "s.yaml")[f"unlike_{index}.py"]
 
-# Arithmetic, loops, loads and stores: nothing that is random, atomic, approximate, a hint or a barrier; nor cdiv, whose
-# sum is past 31 bits where the number of rows almost is.
+# Arithmetic, loops, loads, stores and a barrier between them: nothing random, atomic or approximate, no hint; nor cdiv,
+# whose sum is past 31 bits where the number of rows almost is.
 LANGUAGE = {
-    *("arange", "constexpr", "div_rn", "float32", "float64", "fma", "full", "int1", "int32", "int64", "load"),
-    *("maximum", "minimum", "num_programs", "program_id", "range", "sqrt_rn", "static_range", "store", "sum", "where"),
+    *("arange", "constexpr", "debug_barrier", "div_rn", "float32", "float64", "fma", "full", "int1", "int32", "int64"),
+    *(
+        "load",
+        "maximum",
+        "minimum",
+        "num_programs",
+        "program_id",
+        "range",
+        "sqrt_rn",
+        "static_range",
+        "store",
+        "sum",
+        "where",
+    ),
     "zeros",
 }
 # Roots in fp64, and the wait for a word, which NVIDIA's GPUs alone come to.
