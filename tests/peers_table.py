@@ -153,7 +153,7 @@ def run(pairs: Sequence[Pair], out: Path, jobs: int, seconds: int) -> None:
         futures = {pool.submit(verify, pair, seconds, found): pair.name for pair in pairs}
         for count, future in enumerate(as_completed(futures), 1):
             name, result = futures[future], future.result()
-            document["pairs"][name] = result
+            document["pairs"] = dict(sorted({**document["pairs"], name: result}.items()))
             part = out.with_name(f"{out.name}.part")
             part.write_text(json.dumps(document, indent=1) + LINE)
             part.replace(out)  # whole, whenever this is killed
