@@ -141,7 +141,14 @@ class Reload:
     value: str
 
 
-Step = Load | Let | Store | Accumulate | Take | Reload
+@dataclass(frozen=True)
+class Meet:
+    """All threads of the program have come this far, and see what the others have stored."""
+
+    kind = "Meet"
+
+
+Step = Load | Let | Store | Accumulate | Take | Reload | Meet
 
 
 @dataclass(frozen=True)
@@ -466,7 +473,7 @@ def _walks(system: System, keep: bool, hoist: bool, loop: bool = True) -> Walks:
     hoisted_kept: list[str] = []
     rows_done: set[str] = set()
     made: dict[str, _Walk] = {}
-    stored: dict[str, Tensor] = {}
+    stored: dict[str, _Walk] = {}
     walks: list[_Walk] = []
     used = {use for name in system.needed() for use in system.uses(name)}
 
@@ -497,7 +504,11 @@ def _walks(system: System, keep: bool, hoist: bool, loop: bool = True) -> Walks:
             made[name].kept.setdefault(name)
             walk.inside.append(Take(name))
         elif name in stored:
-            walk.inside.append(Reload(stored[name], name))
+            storing = stored[name]
+            walk.inside.append(Reload(storing.stored[name], name))
+            # A thread reads back what another may have stored, and a row sum within one warp is no barrier.
+            if Meet() not in storing.after:
+                storing.after.append(Meet())
         else:
             for use in system.uses(name):
                 emit(use, walk, rows)
@@ -533,7 +544,7 @@ def _walks(system: System, keep: bool, hoist: bool, loop: bool = True) -> Walks:
                 for use in system.uses(value):
                     emit(use, walk, walk.before)
                 walk.inside.append(Accumulate(tensor, system.equations[value].expression))
-        stored |= walk.stored
+        stored |= dict.fromkeys(walk.stored, walk)
         walk.folds = folds
         if folds or walk.inside or walk.after:
             walks.append(walk)

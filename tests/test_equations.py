@@ -14,6 +14,7 @@ from normgen.equations import (
     Fold,
     Let,
     Load,
+    Meet,
     Reload,
     Step,
     Store,
@@ -62,6 +63,8 @@ def line(step: Step) -> str:
         return f"take {step.value}"
     if isinstance(step, Reload):
         return f"reload {step.value} from {step.tensor.value}"
+    if isinstance(step, Meet):
+        return "meet"
     assert isinstance(step, Store)
     return f"store {step.tensor.value} {step.value}"
 
@@ -260,7 +263,7 @@ def test_a_store_follows_its_value(solve: Callable[[System], Walks]) -> None:
     assert walk(first) == (
         [zeros("rstd")],
         ["load x", "summed = x * 2.0", "store summed summed", "rstd_lanes = rstd_lanes + summed"],
-        [across("rstd"), "store rstd rstd"],
+        [across("rstd"), "store rstd rstd", *(["meet"] if solve is chunked else [])],
     )
     again = "take summed" if solve is whole_rows else "reload summed from summed"
     assert walk(second) == ([], [again, "load gamma", "y = summed * rstd * gamma", "store y y"], [])
@@ -509,7 +512,10 @@ def test_chunked_takes_independent_sums_in_one_walk() -> None:
 
 
 def test_chunked_reads_back_what_it_stored() -> None:
-    """In the place of all that the value was made of, in every later walk, and not in the walk that stored it."""
+    """In the place of all that the value was made of, in every later walk, and not in the walk that stored it.
+
+    Threads meet once, behind that walk.
+    """
     residual = tensor("residual")
     text = """
     summed = (x + residual).to(input_dtype)
@@ -525,6 +531,7 @@ def test_chunked_reads_back_what_it_stored() -> None:
         "summed = (x + residual).to(input_dtype)",
         "store summed summed",
     ]
+    assert [lines(one.after).count("meet") for one in (first, second, third)] == [1, 0, 0]
     assert lines(second.inside) == ["reload summed from summed", "centered = summed - total"]
     assert lines(third.inside) == [
         "reload summed from summed",
@@ -538,7 +545,8 @@ def test_chunked_makes_again_what_was_stored_rounded() -> None:
     """Where the tensor holds another value than the one that is normalised, it is no source of it."""
     text = "summed = x + gamma\ntotal = tl.sum(summed, axis=1, keep_dims=True)\ny = summed * total"
     rounded = replace(tensor("summed", role="output"), faithful=False)
-    _, second = chunked(system(text, stores=[Y, rounded])).walks
+    first, second = chunked(system(text, stores=[Y, rounded])).walks
+    assert "meet" not in lines(first.after)
     assert lines(second.inside) == ["load x", "load gamma", "summed = x + gamma", "y = summed * total", "store y y"]
 
 
