@@ -209,8 +209,9 @@ def _verify(args: argparse.Namespace) -> Report:
     [spec] = _load([args.spec]).values()
     found = verify(_plan(spec), args.impl, args.forward_only, args.seconds)
     # The table says it all; a fault a line is for those who do not read it.
-    faults = [] if args.format == "text" else findings(found, args.impl)
-    return Report(lines=table(found), data=asdict(found), faults=faults, code=1 if found.wrong else 0)
+    faults = [] if args.format == "text" and found.wrong else findings(found, args.impl)
+    code = 1 if found.wrong else 2 if found.stopped else 0
+    return Report(lines=table(found), data=asdict(found), faults=faults, code=code)
 
 
 def _schema(args: argparse.Namespace) -> Report:

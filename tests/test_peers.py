@@ -9,7 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peers_table import LIBRARIES, PAIRS, PITFALLS, REPORTS, ROOT, TABLE, Pair, faults, matrix, render, reported, run
+from peers_table import (
+    LIBRARIES,
+    PAIRS,
+    PITFALLS,
+    REPORTS,
+    ROOT,
+    TABLE,
+    Pair,
+    faults,
+    matrix,
+    refusals,
+    render,
+    reported,
+    run,
+)
 
 from normgen.verify.kinds import KINDS
 
@@ -61,10 +75,20 @@ def test_what_was_found_is_shown() -> None:
     assert "- liger refuses float64: RuntimeError: no (width 8)" in lines
     text = render(DOCUMENT)
     assert "A GPU; torch 2.11, quack-kernels not installed." in text
-    assert "Functions that normgen made: 0 of 3 were run, 0 have a fault." in text
+    assert "Functions that normgen made: 0 of 3 were run in full, 0 have a fault." in text
     ours = {"rmsnorm/normgen": DOCUMENT["pairs"]["rmsnorm/liger"]}
-    assert "Functions that normgen made: 1 of 3 were run, 1 have a fault." in render(DOCUMENT | {"pairs": ours})
+    assert "Functions that normgen made: 1 of 3 were run in full, 1 have a fault." in render(DOCUMENT | {"pairs": ours})
     assert text.count("reported: ") == 1  # of what was seen alone
+
+
+def test_refusals_that_are_alike_are_one() -> None:
+    refused = [
+        f"{dtype}: Error: n = {n} is more than 8 (width {n})" for n in (9, 16) for dtype in ("float16", "float32")
+    ]
+    assert refusals([*refused, "float64: Error: no (width 8)"]) == [
+        "float16, float32: Error: n = 9 is more than 8 (width 9, 16)",
+        "float64: Error: no (width 8)",
+    ]
 
 
 def test_forward_alone_is_said_and_has_empty_cells() -> None:
@@ -78,6 +102,10 @@ def test_what_was_not_run_is_shown() -> None:
     assert "- quack was not run: quack-kernels is not installed" in lines
     assert "- torch was not run: stopped after 9 s, and nothing was wrong until then; --seconds allows more" in lines
     assert "- liger was not run: it was not tried" in lines
+    stopped = {"forward_only": False, "kinds": {"no rows": {"verdict": "ok", "ran": 1}}, "why": "stopped after 9 s"}
+    document = DOCUMENT | {"pairs": {"rmsnorm/normgen": stopped}}
+    assert "- normgen was not run in full: stopped after 9 s" in section("rmsnorm", document)
+    assert "0 of 3 were run in full, 0 have a fault." in render(document)
     assert not [line for line in lines if line.startswith("|")]
 
 
@@ -105,7 +133,7 @@ def test_results_are_kept_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     answers = {
         "a.py:no_output": (2, "", "warning\nno such spec"),
         "a.py:stopped": (2, json.dumps({"faults": [{"message": f"{ROOT}/a.py stopped"}]}), ""),
-        "a.py:right": (0, json.dumps({"kinds": kinds, "refused": [], "faults": []}), ""),
+        "a.py:right": (0, json.dumps({"kinds": kinds, "refused": [], "stopped": "", "faults": []}), ""),
     }
 
     def answer(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:

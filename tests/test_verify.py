@@ -17,7 +17,7 @@ from normgen.plan import Plan, plan
 from normgen.render import render_battery
 from normgen.verify import child
 from normgen.verify.kinds import KINDS
-from normgen.verify.run import Ending, Findings, judge, prepare, table
+from normgen.verify.run import Ending, Finding, Findings, judge, prepare, table
 from normgen.verify.subject import Subject, Unusable, find
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -247,6 +247,19 @@ def test_command_stops(capsys):
     assert "stopped after 2 s before the first test" in capsys.readouterr().err
 
 
+def test_what_was_fine_until_then_is_shown(capsys, monkeypatch):
+    found = Findings(
+        [Finding("no rows", "ok", "", "", 0, 2)], [], "stopped after 9 s, and nothing was wrong until then"
+    )
+    monkeypatch.setattr("normgen.verify.run.verify", lambda *_: found)
+    assert main(["verify", RMSNORM, "--impl", "a:b"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("no rows  ok\n", f"a:b: {found.stopped}\n")
+    assert main(["verify", RMSNORM, "--impl", "a:b", "--format", "json"]) == 2
+    said = json.loads(capsys.readouterr().out)
+    assert (said["stopped"], said["kinds"][0]["verdict"]) == (found.stopped, "ok")
+
+
 def test_bad_spec(tmp_path, capsys):
     path = tmp_path / "bad.yaml"
     path.write_text("name: bad\nnorm: rsm\neps: {value: 1e-6}\n")
@@ -286,6 +299,8 @@ def test_a_hang_is_no_fault_and_what_came_before_it_is():
     late = judge(steps(("start", 0, "")), Ending("stopped after 9 s", crashed=False))
     assert not late.wrong
     assert {one.verdict for one in late.kinds} == {"not run"}
+    done = judge(steps(("start", 2, ""), ("finish", 2, "")), Ending("stopped after 9 s", crashed=False))
+    assert {one.kind for one in done.kinds if one.verdict == "ok"} == {"no rows"}
     wrong = judge(steps(("failed", 0, "values: off"), ("start", 1, "")), Ending("stopped after 9 s", crashed=False))
     assert verdicts(wrong)["wrong values"] == ("fault", "values: off")
     assert next(line for line in table(wrong) if line.startswith("no rows")).endswith("stopped after 9 s")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +44,8 @@ class Findings:
 
     kinds: list[Finding]
     refused: list[str]
+    stopped: str = ""
+    """Why not all of it was run, where nothing that was run is wrong."""
 
     @property
     def wrong(self) -> bool:
@@ -61,7 +63,7 @@ class Ending:
 def verify(plan: Plan, implementation: str, forward_only: bool, seconds: int) -> Findings:
     """Run the battery of `plan` on `implementation`, in a process of its own and for no longer than `seconds`.
 
-    Raises ToolError where it cannot be run, or was not done in time and had found nothing wrong.
+    Raises ToolError where it cannot be run.
     """
     for needed in ("torch", "triton", "pytest"):
         if importlib.util.find_spec(needed) is None:
@@ -84,7 +86,7 @@ def verify(plan: Plan, implementation: str, forward_only: bool, seconds: int) ->
     found = judge(steps, ending)
     if ending and not found.wrong:
         more = "" if ending.crashed else "; --seconds allows more"
-        raise ToolError(implementation, f"{ending.words}, and nothing was wrong until then{more}")
+        return replace(found, stopped=f"{ending.words}, and nothing was wrong until then{more}")
     return found
 
 
@@ -235,12 +237,15 @@ def table(found: Findings) -> list[str]:
     if found.refused:
         lines += ["", "refused with an error, and so not tested:", *(f"  {line}" for line in found.refused)]
     faults = sum(finding.verdict == "fault" for finding in found.kinds)
-    lines += ["", f"{faults} {'kind' if faults == 1 else 'kinds'} of fault" if faults else "no fault found"]
-    return lines
+    if faults:
+        return [*lines, "", f"{faults} {'kind' if faults == 1 else 'kinds'} of fault"]
+    return lines if found.stopped else [*lines, "", "no fault found"]
 
 
 def findings(found: Findings, implementation: str) -> list[Fault]:
-    """The faults alone, for programs."""
+    """The faults alone, for programs; or why there may be more."""
+    if found.stopped:
+        return [Fault(implementation, 0, 0, "", found.stopped)]
     return [
         Fault(implementation, 0, 0, finding.kind, f"{finding.case}: {finding.message}")
         for finding in found.kinds
