@@ -39,7 +39,7 @@ class Pair:
     implementation: str
     forward_only: bool = False
     remark: str = ""
-    """What it computes that is not what the spec says, and no fault."""
+    """What it is made for, where that is not what the spec says."""
 
     @property
     def name(self) -> str:
@@ -54,7 +54,13 @@ PAIRS = (
     Pair("rmsnorm", "torch.compile", "tests/peers.py:compiled_rms"),
     Pair("rmsnorm_residual", "torch.compile", "tests/peers.py:compiled_add_rms"),
     Pair("rmsnorm", "quack", "tests/peers.py:quack_rms"),
-    Pair("layernorm", "quack", "tests/peers.py:quack_layer", forward_only=True),
+    Pair(
+        "layernorm",
+        "quack",
+        "tests/peers.py:quack_layer",
+        forward_only=True,
+        remark="takes two dimensions, contiguous and aligned; all else is an error, which counts as a fault",
+    ),
     Pair(
         "rmsnorm_residual",
         "quack",
