@@ -212,7 +212,7 @@ def test_committed_files_come_out_of_any_environment(environ: dict[str, str], tm
 def build(*arguments: str, cwd: Path, environ: dict[str, str] | None = None) -> None:
     """`normgen build` in a process of its own, which fails if that imports torch or triton."""
     script = (
-        "import sys\nfrom normgen.cli import main\ncode = main(sys.argv[1:])\n"
+        "import sys\nfrom normgen.__main__ import main\ncode = main()\n"
         "assert not {'torch', 'triton'} & set(sys.modules)\nsys.exit(code)"
     )
     variables = os.environ | {"PYTHONPATH": str(ROOT)} | (environ or {})
