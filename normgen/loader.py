@@ -213,6 +213,11 @@ def load(data: bytes, source: str, table: tuple[bytes, str] | None = None) -> Sp
     return tuned
 
 
+def load_at(path: Path) -> Spec:
+    """The spec at `path`, with the table beside it. Raises SpecError as `read` and `load` do."""
+    return load(read(path), str(path), read_table(path))
+
+
 def _check_reach(spec: TunedSpec, document: Document) -> None:
     """Refuse a table whose tiles end before the rows of a spec that has nothing else."""
     widest = spec.widths[-1] if spec.widths else 1

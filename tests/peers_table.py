@@ -8,7 +8,6 @@ Results are kept after each implementation. A second run with the same file repl
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import re
 import subprocess
@@ -118,16 +117,11 @@ def reported(kind: str, pair: Pair) -> str:
     return "; reported: " + ", ".join(f"[{name}]({link})" for name, link in zip(names, links, strict=True))
 
 
-def version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def versions() -> dict[str, str | None]:
     """The device, and the version of each package, None where it is not installed."""
     import torch
+
+    from normgen.bench.header import version
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, interpreter"
     return {"device": device, "normgen": __version__, **{name: version(name) for name in PACKAGES.values()}}

@@ -15,7 +15,7 @@ import torch
 
 from normgen.bench.cases import Sizes
 from normgen.bench.providers import Offer, make_case, offer
-from normgen.loader import load, read, read_table
+from normgen.loader import load_at
 from normgen.plan import Plan, plan
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +63,7 @@ def hunt(made: Plan, H: int, repeats: int) -> int:
 def main(argv: Sequence[str]) -> int:
     repeats, found = int(argv[0]), 0
     for source in argv[1:] or sorted(map(str, (ROOT / "specs").glob("*.yaml"))):
-        made = plan(load(read(Path(source)), source, read_table(Path(source))))
+        made = plan(load_at(Path(source)))
         for H in made.spec.widths or WIDTHS:
             differing = hunt(made, H, repeats)
             found += differing

@@ -492,6 +492,6 @@ def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_header_names_what_is_missing() -> None:
-    assert header._version("no-such-package") is None
+    assert header.version("no-such-package") is None
     state = header.python_native()
     assert state is None or all({"available", "disabled", "operations"} == set(one) for one in state.values())

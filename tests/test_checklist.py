@@ -22,9 +22,10 @@ from reading import address, calls, kernels_in, ladders_in, names_in, values, wo
 from test_matrix import KEYS, allowed, spec_of
 
 from normgen.kernels import Kernel
-from normgen.loader import load
+from normgen.loader import load, read_table
 from normgen.plan import Plan, plan
 from normgen.render import render, solve
+from normgen.spec import TunedSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 STATISTICS = {"mean", "rstd"}
@@ -54,7 +55,7 @@ class Source:
 @lru_cache
 def source_of(name: str) -> Source:
     path = f"specs/{name}.yaml"
-    one = plan(load(SPECS[name], path))
+    one = plan(load(SPECS[name], path, read_table(ROOT / path)))
     return Source(one, {kernel.name: kernel for kernel in solve(one).all}, *render(one, path).values())
 
 
@@ -354,7 +355,11 @@ def test_13_claims(source: Source) -> None:
         assert not re.findall(claim, text, re.IGNORECASE)
     # What was chosen by measurement says where the measurements are.
     chosen = [line for line in source.module.splitlines() if re.search(r"\b(chosen|measured)\b", line)]
-    assert chosen
+    if isinstance(source.plan.spec, TunedSpec):
+        table = source.plan.spec.table
+        assert f"# Tuned on {table.gpu}: {table.dtype}, {table.elements} elements." in source.module.splitlines()
+    else:
+        assert chosen
     assert all("see benchmarks/ of normgen" in line for line in chosen)
     assert list((ROOT / "benchmarks" / "results").rglob("*.json"))
 

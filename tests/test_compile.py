@@ -151,13 +151,13 @@ INSPECT = """
 import json, sys
 from pathlib import Path
 from normgen.inspect import data, inspect
-from normgen.loader import load
+from normgen.loader import load_at
 from normgen.plan import plan
 
 {change}
 arguments = json.loads(sys.argv[1])
 x, weight = arguments["dtype"], arguments["weight_dtype"]
-specs = {{path: load(Path(path).read_bytes(), path) for path in arguments.pop("specs")}}
+specs = {{path: load_at(Path(path)) for path in arguments.pop("specs")}}
 taken = {{}}
 for path, spec in specs.items():
     weights = [x if name == "same" else name for name in spec.dtypes.weight]

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from normgen.loader import load, read_table
+from normgen.loader import load, load_at
 from normgen.plan import plan
 from normgen.render import render
 from normgen.spec import Spec
@@ -143,7 +143,7 @@ def rendered(row: Row, name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_committed_files_are_what_specs_make(path: Path) -> None:
-    spec = load(path.read_bytes(), path.name, read_table(path))
+    spec = load_at(path)
     assert spec.name == path.stem
     files = render(plan(spec), f"specs/{path.name}")
     assert list(files) == [f"{path.stem}.py", f"tests/test_{path.stem}.py"]

@@ -18,7 +18,7 @@ from reading import kernels_in, ladders_in, words_in
 
 from normgen.equations import SCOPE, parse
 from normgen.kernels import Kernel
-from normgen.loader import load
+from normgen.loader import load, load_at
 from normgen.modules import imported
 from normgen.plan import Plan, plan
 from normgen.render import environment, explain, explain_data, formula, render, solve, stage_text, templates
@@ -27,7 +27,7 @@ from normgen.stages.base import Stage
 from normgen.target import LADDERS, WIDEST, Chunk, Ladders, Slab, Tile
 
 ROOT = Path(__file__).resolve().parents[1]
-PLANS = {path.stem: plan(load(path.read_bytes(), path.name)) for path in sorted((ROOT / "specs").glob("*.yaml"))}
+PLANS = {path.stem: plan(load_at(path)) for path in sorted((ROOT / "specs").glob("*.yaml"))}
 EVERYTHING = """\
 name: {name}
 norm: layer

@@ -22,10 +22,10 @@ def header() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "liger": _version("liger-kernel"),
-        "quack": _version("quack-kernels"),
-        "cutlass_dsl": _version("nvidia-cutlass-dsl"),
-        "cudnn_frontend": _version("nvidia-cudnn-frontend"),
+        "liger": version("liger-kernel"),
+        "quack": version("quack-kernels"),
+        "cutlass_dsl": version("nvidia-cutlass-dsl"),
+        "cudnn_frontend": version("nvidia-cudnn-frontend"),
         "cudnn": torch.backends.cudnn.version(),
         "python": platform.python_version(),
         "normgen": __version__,
@@ -49,7 +49,8 @@ def python_native() -> dict[str, Any] | None:
     }
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Of an installed package; None where it is not."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
