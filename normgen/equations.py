@@ -23,9 +23,9 @@ from normgen.stages.base import Tensor
 # Names that a kernel has in scope; they are not values of the pipeline.
 SCOPE = frozenset(
     "tl _divide _sqrt _total first H BLOCK_N BLOCK_SIZE start row col row_mask col_mask mask"
-    " compute epsilon width share shares counts input_dtype output_dtype"
+    " compute epsilon share shares counts input_dtype output_dtype"
     # What strategies call their own.
-    " N BLOCKS SLABS STAGES POST FINISH ALIGNMENT program programs tile block slab lane done owner".split()
+    " N BLOCKS SLABS STAGES EARLY POST FINISH ALIGNMENT program programs tile block slab lane done owner".split()
 )
 
 

@@ -94,6 +94,11 @@ class Kernel:
         return tuple(reversed(found))
 
     @cached_property
+    def early(self) -> tuple[Tensor, ...]:
+        """In a kernel of tiles: what all rows share, which a program that is alone loads along with its rows."""
+        return tuple(tensor for tensor in self.loads if tensor.dims == "H") if self.strategy == "tile" else ()
+
+    @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.loads + self.stores
 

@@ -12,7 +12,7 @@ import importlib.util
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -45,13 +45,9 @@ class Call:
     dtype: str
     weight_dtype: str
     width: int
+    rows: int
     forward: bool
     backward: bool
-
-    @property
-    def rows(self) -> int:
-        """Odd, as the number of rows is no multiple of anything in general, and more than one."""
-        return BATCH // self.width | 1
 
 
 @dataclass(frozen=True)
@@ -128,7 +124,11 @@ def calls(
         forward = set(widths or _representative(made, made.forward, short))
         backward = set(widths or _representative(made, made.backward, short)) if made.backward else set()
         for width in sorted(forward | backward):
-            found.append(Call(source, made, path, x, weight, width, width in forward, width in backward))
+            # Odd, as the number of rows is no multiple of anything in general.
+            many = Call(source, made, path, x, weight, width, BATCH // width | 1, width in forward, width in backward)
+            found.append(many)
+            if many.forward:  # which launches few rows in its own way
+                found.append(replace(many, rows=1, backward=False))
     if faults:
         raise SpecError(faults)
     return found

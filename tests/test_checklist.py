@@ -10,7 +10,7 @@ import dataclasses
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -115,17 +115,18 @@ def test_2_casts(source: Source) -> None:
         if kernel.strategy == "sum_partials":  # what it loads was stored in the dtype of the computation
             continue
         casts = [node for node in ast.walk(function) if isinstance(node, ast.Call) and is_cast(node, "compute")]
-        cast = [call.func.value for call in casts]  # type: ignore[attr-defined]
+        cast = [part for call in casts for part in branches(call.func.value)]  # type: ignore[attr-defined]
         widened = {ast.unparse(call.args[0]) for call in calls(function, "_widen")} | set(map(ast.unparse, cast))
         for call in calls(function, "tl.load"):
             # Statistics are kept in the dtype of the computation.
             if call in cast or address(call) in ("mean_ptr + row", "rstd_ptr + row"):
                 continue
-            # Slabs load early, and cast where they take what was loaded.
-            for name in names_assigned(function):
-                if any(ast.unparse(call) in value for value in values(function, name)):
-                    assert re.fullmatch(r"\w+_(loaded|raw|next)", name), ast.unparse(call)
-                    assert widened & {name, name.replace("_next", "_loaded")}
+            # What is loaded early is cast where it is taken.
+            held = [name for name, value in assigned(function) if call in ast.walk(value)]
+            assert held, ast.unparse(call)
+            for name in held:
+                assert re.fullmatch(r"\w+_(loaded|raw|next|early)", name), ast.unparse(call)
+                assert widened & {name, name.replace("_next", "_loaded"), f"{name}[block]"}
         first = function.args.args[0].arg
         definition = f"compute: tl.constexpr = tl.float64 if {first}.dtype.element_ty == tl.float64 else tl.float32"
         assert definition in ast.unparse(function)
@@ -136,8 +137,15 @@ def is_cast(call: ast.Call, dtype: str) -> bool:
     return is_to and [ast.unparse(argument) for argument in call.args] == [dtype]
 
 
-def names_assigned(function: ast.FunctionDef) -> set[str]:
-    return {ast.unparse(node.targets[0]) for node in ast.walk(function) if isinstance(node, ast.Assign)}
+def branches(value: ast.expr) -> list[ast.expr]:
+    return [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+
+
+def assigned(function: ast.FunctionDef) -> Iterator[tuple[str, ast.expr]]:
+    """What is assigned to which name, line by line; `+=` is no other than `=`."""
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            yield ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target), node.value
 
 
 @every
@@ -154,13 +162,12 @@ def test_3_other(source: Source) -> None:
 @every
 def test_4_denominator(source: Source) -> None:
     """Mean denominator is H (full row length), not count of valid elements."""
-    for kernel, function in source.kernels:
-        shape = "[]" if kernel.strategy == "slabs" else "[1, 1]"
-        assert values(function, "width") == [f"tl.full({shape}, H, compute)"] * ("width" in names_in(function))
+    for _, function in source.kernels:
         denominators = {ast.unparse(call.args[1]) for call in calls(function, "_divide") if "sum" in ast.unparse(call)}
         # Welford's merging of chunks counts the columns of each.
-        assert denominators <= {"width", "count"}
-        assert set(re.findall(r"\(1\.0 / (\w+)\)", ast.unparse(function))) <= {"H"}
+        assert denominators <= {"count"}
+        quotients = [n for n in ast.walk(function) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)]
+        assert {ast.unparse(quotient) for quotient in quotients} <= {"1.0 / H"}
         assert set(values(function, "count")) <= {"tl.full([1, 1], tl.minimum(H - start, BLOCK_SIZE), compute)"}
         for call in calls(function, "tl.sum"):
             assert not {"mask", "col_mask", "row_mask"} & names_in(call)
@@ -172,7 +179,7 @@ def test_5_variance(source: Source) -> None:
     for kernel, function in source.kernels:
         # The only other dtypes are those that the spec rounds to, and back at once, and of indices. What a slab has
         # stored it keeps as it lies there.
-        kept = {v for name in names_assigned(function) if name.endswith("_posted") for v in values(function, name)}
+        kept = {v for name in dict(assigned(function)) if name.endswith("_posted") for v in values(function, name)}
         for call in ast.walk(function):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "to":
                 [dtype] = map(ast.unparse, call.args)
@@ -191,7 +198,7 @@ def test_5_variance(source: Source) -> None:
             spec = source.plan.spec
             merged = kernel.strategy == "slabs" or (kernel.strategy == "chunked" and spec.strategy == "welford")
             corrected = spec.norm == "layer" and not merged
-            mean = "_divide(square_sum, width)"
+            mean = "square_sum * (1.0 / H)"
             less = "tl.where(drift * drift < square_mean, square_mean - drift * drift, square_mean)"
             assert values(function, "var") == [less if corrected else mean]
             assert values(function, "square_mean") == [mean] * corrected

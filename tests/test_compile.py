@@ -258,10 +258,10 @@ normgen.launches.render = less
 """
     spec = tmp_path / "forward_only.yaml"
     spec.write_text(RESIDUAL.read_text() + "grad: false\n")
-    [one] = inspect(target, "bfloat16", "bfloat16", [spec], change, widths=[1016])
-    assert one["constants"]["ALIGNMENT"] == 4
-    assert one["spills"] == 0
-    assert one["load_bits"] == 64
-    assert one["accesses"] == {"x_ptr": 64, "residual_ptr": 64, "out_ptr": 128, "residual_out_ptr": 128}
-    narrow = "8 bytes at a time, though they are multiples of 16"
-    assert one["findings"] == [f"accesses rows of {name} {narrow}" for name in ("x_ptr", "residual_ptr")]
+    for one in inspect(target, "bfloat16", "bfloat16", [spec], change, widths=[1016]):  # many rows, and few
+        assert one["constants"]["ALIGNMENT"] == 4
+        assert one["spills"] == 0
+        assert one["load_bits"] == 64
+        assert one["accesses"] == {"x_ptr": 64, "residual_ptr": 64, "out_ptr": 128, "residual_out_ptr": 128}
+        narrow = "8 bytes at a time, though they are multiples of 16"
+        assert one["findings"] == [f"accesses rows of {name} {narrow}" for name in ("x_ptr", "residual_ptr")]

@@ -49,38 +49,41 @@ def test_json() -> None:
     done = python("-m", "normgen", "inspect", "fixed.yaml", "--target", "cuda:90", "--format", "json")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
-    [one] = report.pop("kernels")
+    kernels = report.pop("kernels")
     assert report == {"faults": []}
-    registers, shared = one.pop("registers"), one.pop("shared")
-    assert 16 <= registers <= 255
-    assert 0 <= shared <= 1024
+    assert [one["constants"]["EARLY"] for one in kernels] == [False, True]  # many rows, and few
     rung = tile(256)
     columns = min(rung.columns, 256)
-    occupancy, limit = TARGETS["cuda:90"].occupancy(registers, shared, rung.warps)
-    assert one == {
-        "spec": "fixed.yaml",
-        "kernel": "fixed_forward",
-        "target": "cuda:90",
-        "width": 256,
-        "dtype": "bfloat16",
-        "weight_dtype": "float32",
-        "constants": {
-            "H": 256,
-            "ALIGNMENT": 16,
-            "BLOCK_N": rung.elements // 256,
-            "BLOCKS": 256 // columns,
-            "BLOCK_SIZE": columns,
-        },
-        "num_warps": rung.warps,
-        "num_stages": 3,
-        "spills": 0,
-        "load_bits": 128,
-        "accesses": {"x_ptr": 128, "out_ptr": 128},
-        "aligned": ["x_ptr", "out_ptr"],
-        "occupancy": occupancy,
-        "limit": limit,
-        "findings": [],
-    }
+    for one in kernels:
+        registers, shared = one.pop("registers"), one.pop("shared")
+        assert 16 <= registers <= 255
+        assert 0 <= shared <= 1024
+        occupancy, limit = TARGETS["cuda:90"].occupancy(registers, shared, rung.warps)
+        assert one == {
+            "spec": "fixed.yaml",
+            "kernel": "fixed_forward",
+            "target": "cuda:90",
+            "width": 256,
+            "dtype": "bfloat16",
+            "weight_dtype": "float32",
+            "constants": {
+                "H": 256,
+                "ALIGNMENT": 16,
+                "BLOCK_N": rung.elements // 256,
+                "BLOCKS": 256 // columns,
+                "BLOCK_SIZE": columns,
+                "EARLY": one["constants"]["EARLY"],
+            },
+            "num_warps": rung.warps,
+            "num_stages": 3,
+            "spills": 0,
+            "load_bits": 128,
+            "accesses": {"x_ptr": 128, "out_ptr": 128},
+            "aligned": ["x_ptr", "out_ptr"],
+            "occupancy": occupancy,
+            "limit": limit,
+            "findings": [],
+        }
 
 
 def test_text_and_processes() -> None:
@@ -93,7 +96,9 @@ def test_text_and_processes() -> None:
     assert head.split()[:8] == ["kernel", "width", "warps", "stages", "registers", "spills", "shared", "load_bits"]
     cells = [row.split() for row in rows]
     warps = {width: str(tile(int(width)).warps) for width in (*widths, "100")}
-    assert [row[:4] for row in cells] == [["narrow_forward", width, warps[width], "3"] for width in warps]
+    # Each for many rows, and for few.
+    assert [row[:4] for row in cells[::2]] == [["narrow_forward", width, warps[width], "3"] for width in warps]
+    assert [row[:4] for row in cells[1::2]] == [row[:4] for row in cells[::2]]
     assert {(row[5], row[7]) for row in cells} == {("0", "128")}
     end = head.index("load_bits") + len("load_bits")
     assert {line[end - 4 : end + 1] for line in rows} == {" 128 "}
@@ -122,9 +127,10 @@ def test_equal_kernels_are_compiled_once() -> None:
     done = python("-c", CALLED.format(change=""), *command)
     assert (done.returncode, done.stderr) == (0, "")
     *lines, compiled = done.stdout.splitlines()
-    assert compiled == "['narrow_forward']"
-    [narrow], [again] = ([row.split() for row in lines if row.startswith(name)] for name in ("narrow_", "again_"))
-    assert narrow[1:] == again[1:]
+    assert compiled == "['narrow_forward', 'narrow_forward']"
+    narrow, again = ([row.split()[1:] for row in lines if row.startswith(name)] for name in ("narrow_", "again_"))
+    assert len(narrow) == 2
+    assert narrow == again
 
 
 def test_spills_are_a_finding() -> None:
@@ -138,13 +144,12 @@ LADDERS["rms", False] = ladders.model_copy(update={"forward": [wide]})  # unaske
     command = ["inspect", "narrow.yaml", "--target", "cuda:90", "--width", "8192", "--format", "json"]
     done = python("-c", CALLED.format(change=change), *command)
     assert (done.returncode, done.stderr) == (1, "")
-    report = json.loads(done.stdout.removesuffix("['narrow_forward']\n"))
-    [one] = report["kernels"]
-    assert one["spills"] > 0
-    [fault] = report["faults"]
-    assert (fault["path"], fault["key"]) == ("narrow.yaml", "narrow_forward")
-    spilled = f"it spills {one['spills']} bytes a thread, with {one['registers']} registers"
-    assert fault["message"] == f"at width 8192 in bfloat16 on cuda:90, {spilled}"
+    report = json.loads(done.stdout.removesuffix("['narrow_forward', 'narrow_forward']\n"))
+    for one, fault in zip(report["kernels"], report["faults"], strict=True):
+        assert one["spills"] > 0
+        assert (fault["path"], fault["key"]) == ("narrow.yaml", "narrow_forward")
+        spilled = f"it spills {one['spills']} bytes a thread, with {one['registers']} registers"
+        assert fault["message"] == f"at width 8192 in bfloat16 on cuda:90, {spilled}"
 
 
 def inspect(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

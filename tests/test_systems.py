@@ -83,7 +83,7 @@ from normgen.plan import plan
 spec, path = sys.argv[1:]
 made = plan(load(Path(spec).read_bytes(), spec))
 _, triton = runtime()
-for launch in launches(Call(spec, made, path, "bfloat16", "bfloat16", 64, True, True), "cuda:90"):
+for launch in launches(Call(spec, made, path, "bfloat16", "bfloat16", 64, 2**19, True, True), "cuda:90"):
     function = getattr(module_at(path), launch.kernel)
     source = triton.compiler.ASTSource(function, launch.signature, launch.constants, launch.attributes)
     text = triton.compile(source, target=gpu(triton, "cuda:90"), options=launch.options).asm["ptx"]

@@ -33,7 +33,7 @@ PRECISION = (
     Rule("a sum over rows in fp16, blocks", r"^(d(?:gamma|beta)_blocks \+=) \((.+),\)", rf"\1 ((\2){FP16},)"),
     Rule("squares in fp16", r"tl\.fma\((\w+), \1, (\w+)\)", rf"\2 + (\1{FP16} * \1){FP16}"),
     Rule("mean in fp16", r"^mean = (middle \+ drift)", rf"mean = (\1){FP16}"),
-    Rule("variance in fp16", r"var = (_divide.+|tl\.where.+)", rf"var = (\1){FP16}"),
+    Rule("variance in fp16", r"var = (square_sum .+|tl\.where.+)", rf"var = (\1){FP16}"),
     Rule("eps in fp16", r"epsilon = (tl\.full.+)", rf"epsilon = \1{FP16}"),
     Rule("rstd in the dtype of x", r"rstd = (_divide.+)", r"rstd = \1.to(x_ptr.dtype.element_ty).to(compute)", ROWS),
 )
@@ -61,12 +61,13 @@ ADDRESSES = (
     Rule("offsets of 32 bits", r"^(row = .+)\.to\(tl\.int64\)", r"\1"),
     Rule("one column further", r"_rows \+ col\b", "_rows + col + 1"),
     Rule("a parameter's next column", r"(gamma|beta)_ptr \+ col\b", r"\1_ptr + (col + 1) % H"),
+    Rule("a parameter's first block for all", r"(gamma|beta)_early\[block\]", r"\1_early[0]"),
 )
 
 DENOMINATORS = (
-    Rule("BLOCK_SIZE in place of H", r"tl\.full\((.+), H,", r"tl.full(\1, BLOCK_SIZE,"),
-    Rule("lanes in place of H", r"tl\.full\(\[1, 1\], H,", "tl.full([1, 1], BLOCKS * BLOCK_SIZE,", "forward|backward"),
-    Rule("H - 1 in place of H", r"tl\.full\((.+), H,", r"tl.full(\1, H - (H > 1),"),
+    Rule("BLOCK_SIZE in place of H", r"\(1\.0 / H\)", "(1.0 / BLOCK_SIZE)"),
+    Rule("lanes in place of H", r"\(1\.0 / H\)", "(1.0 / (BLOCKS * BLOCK_SIZE))", "forward|backward"),
+    Rule("H - 1 in place of H", r"\(1\.0 / H\)", "(1.0 / (H - (H > 1)))"),
     Rule("lanes of a chunk in place of its columns", r"tl\.minimum\(H - start, BLOCK_SIZE\)", "BLOCK_SIZE"),
     Rule("lanes of a slab in place of its columns", r"tl\.minimum\(H - slab .+?\)", "(slab * 0 + BLOCK_SIZE)", SLABS),
     Rule("lanes of each slab in place of its columns", r"tl\.minimum\(H - lane .+?\)", "lane * 0 + BLOCK_SIZE", SLABS),
