@@ -321,10 +321,10 @@ def _slabs(*rungs: tuple[int, ...]) -> list[Slab]:
 
 # Chosen for the share of a device copy that is reached (bf16, 2^27 elements), from what was tried
 # (benchmarks/results/h200/search.json): tiles at 23 widths, LayerNorm's forward at 9; chunks at 7; slabs at 2 to 4. Not
-# every rung was tried at every width that it serves, and the tiles of backward with LayerNorm and a residual are those
-# without one. Nor is it always the fastest tried: one may serve its neighbours too, or spill nothing. Many small
-# programs did best: LayerNorm's backward at 1024 columns reached 0.75 with 8 warps a program, 0.95 with 2 and 4. Keyed
-# by norm, and whether a residual is added: it doubles the rows on their way.
+# every rung was tried at every width that it serves. Nor is it always the fastest tried: one may serve its neighbours
+# too, spill nothing, or move 16 bytes at a time on other GPUs. Many small programs did best: LayerNorm's backward at
+# 1024 columns reached 0.75 with 8 warps a program, 0.95 with 2 and 4. Keyed by norm, and whether a residual is added,
+# which doubles the rows on their way.
 LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
     ("rms", False): Ladders(
         forward=_tiles(

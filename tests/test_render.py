@@ -447,3 +447,9 @@ def test_a_module_that_failed_is_not_imported_by_half(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(ImportError, match="no"):
             imported("normgen_half", path)
+
+
+def test_the_readme_shows_a_kernel_as_it_is() -> None:
+    text = (ROOT / "README.md").read_text()
+    [kernel] = re.findall(r"```python\n(    .+?)```", text, re.DOTALL)
+    assert kernel in (ROOT / "generated" / "rmsnorm_residual.py").read_text()
