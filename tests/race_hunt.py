@@ -25,11 +25,12 @@ ELEMENTS = 2**22  # more programs than run at once
 
 
 def called(offered: Offer) -> list[torch.Tensor]:
-    """Results and, where there are any, gradients."""
+    """Results and, where there are any, what was kept for backward, statistics among it, and gradients."""
     results = offered.function(*offered.arguments)
     if not offered.cotangents:
         return list(results)
-    return [*results, *torch.autograd.grad(results, offered.arguments, offered.cotangents)]
+    kept = results[0].grad_fn.saved_tensors
+    return [*results, *kept, *torch.autograd.grad(results, offered.arguments, offered.cotangents)]
 
 
 def hunt(made: Plan, H: int, repeats: int) -> int:
