@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sampling import ALL
 
 ROOT = Path(__file__).parents[1]
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
@@ -19,10 +20,9 @@ CASES = [(target, x, x) for target in TARGETS for x in ("bfloat16", "float16", "
 CASES.append(("cuda:100", "bfloat16", "float32"))
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))
 # A ladder has a dozen rungs, and every rung of every spec is a kernel to compile: a case takes three minutes of a
-# processor, and there are 13. NORMGEN_COMPILE=all, which `make compile` sets, takes that time: after a change of
-# ladders or templates. Without it every spec is compiled for the GPU that the ladders were chosen on, and for each
-# other target, in each dtype and in the mixed case, those specs that between them have every kind of kernel.
-ALL = os.environ.get("NORMGEN_COMPILE") == "all"
+# processor, and there are 13. `make compile` takes that time: after a change of ladders or templates. A sample is
+# every spec for the GPU that the ladders were chosen on, and for each other target, in each dtype and in the mixed
+# case, those specs that between them have every kind of kernel.
 WHOLE = ("cuda:90", "bfloat16", "bfloat16")
 SAMPLED = (
     ("cuda:80", "float16", "float16"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from normgen.emit import Change, EditedError, check, create, emit, intact, seal,
 from normgen.errors import OutputError, SpecError
 
 DIGEST = "0" * 64
+NOBODY = 65534  # no other user's number
 
 
 def sealed(body: str = "x = 1\n") -> str:
@@ -167,13 +170,22 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert refused({"a.py": sealed()}, file) == f"{file}/a.py: cannot be read: not a directory"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to a read-only folder")
-def test_read_only_folder(tmp_path: Path) -> None:
-    tmp_path.chmod(0o555)
-    try:
-        assert refused(FILES, tmp_path) == f"{tmp_path}/a.py: cannot be written: permission denied"
-    finally:
-        tmp_path.chmod(0o755)
+@pytest.fixture
+def read_only() -> Iterator[Path]:
+    """A folder that is read-only to its user, who is somebody else for as long as that is root."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:  # not tmp_path: where that is root's, nobody else gets there
+        os.chmod(folder, 0o555)
+        os.seteuid(user or NOBODY)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(user)
+
+
+def test_read_only_folder(read_only: Path) -> None:
+    assert refused(FILES, read_only) == f"{read_only}/a.py: cannot be written: permission denied"
+    assert not listing(read_only)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])

@@ -19,11 +19,12 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from sampling import ALL
 
 from normgen.loader import load, load_at
 from normgen.plan import plan
 from normgen.render import render
-from normgen.spec import Spec
+from normgen.spec import MAX_HIDDEN, Spec
 from normgen.target import LADDERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -259,9 +260,9 @@ GROUPS = 48
 
 
 # Every other group, always the same ones: the rest differ from these in one key.
-@pytest.mark.parametrize("group", range(0, GROUPS, 2))
+@pytest.mark.parametrize("group", range(0, GROUPS, 1 if ALL else 2))
 def test_combinations_of_stages(group: int) -> None:
-    """Half of all, each rendered with one choice of the keys that only decide on loops and dtypes."""
+    """Half of all, or all, each rendered with one choice of the keys that only decide on loops and dtypes."""
     rows = list(itertools.islice(combinations_of_stages(), group, None, GROUPS))
     assert rows
     for row in rows:
@@ -337,3 +338,11 @@ def test_chunks_forward_and_slabs_backward(tmp_path: Path) -> None:
     row = {"hidden": 16392, "grad": True, "affine": "weight and bias", "residual": {"store_sum": True}}
     assert all(rung.widest < 16392 for ladders in LADDERS.values() for rung in (*ladders.forward, *ladders.backward))
     assert_passes(row, ["test_forward and 16392", "test_backward and 16392"], tmp_path)
+
+
+@pytest.mark.skipif(not ALL, reason="takes minutes in the interpreter: NORMGEN_TESTS=all")
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_widest_rows(norm: str, tmp_path: Path) -> None:
+    """Of a spec's widths the largest; a GPU takes it in every generated test."""
+    row = {"norm": norm, "hidden": MAX_HIDDEN, "grad": True, "affine": "weight and bias"}
+    assert_passes(row, [f"test_forward and {MAX_HIDDEN}", f"test_backward and {MAX_HIDDEN}"], tmp_path)

@@ -101,7 +101,7 @@ def test_compiled_module_in_a_compiled_function() -> None:
     assert torch.equal(compiled(lambda x: 2 * inner(x))(x), 2 * norm(x))
 
 
-SPEC = "name: twice\nnorm: rms\neps: {value: %s}\ngrad: false\n"
+SPEC = "name: twice\nnorm: rms\neps: {value: %s}\n"
 
 
 def test_one_operator_however_often_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,13 +115,23 @@ def test_one_operator_however_often_it_is_imported(tmp_path: Path, monkeypatch: 
             paths[-1].write_text(text)
     one, copy, other, _ = (from_file(path.stem, path) for path in paths)
     assert one._operator is copy._operator is not other._operator
-    x, weight = randn(3, H), randn(H)
-    assert torch.equal(one.twice(x, weight), copy.twice(x, weight))
-    assert torch.equal(other.twice(x, weight), one.twice(x, weight, 1e-1))
-    assert not torch.equal(other.twice(x, weight), one.twice(x, weight))
     monkeypatch.syspath_prepend(tmp_path)
     again = importlib.reload(importlib.import_module("a0"))
     assert again._operator is one._operator
+    leaves, dy = [randn(3, H).requires_grad_(), randn(H).requires_grad_()], randn(3, H)
+
+    def results(module: ModuleType, *eps: float) -> list[torch.Tensor]:
+        y = module.twice(*leaves, *eps)
+        return [y, *torch.autograd.grad(y, leaves, dy)]
+
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    y = torch.nn.functional.rms_norm(exact[0], (H,), exact[1], 1e-6)
+    for found, wanted in zip(results(one), [y, *torch.autograd.grad(y, exact, dy.double())], strict=True):
+        assert (found - wanted).abs().max() <= 2.0**-20 * wanted.abs().max()
+    for module in (copy, again):
+        assert all(map(torch.equal, results(module), results(one)))
+    assert all(map(torch.equal, results(other), results(one, 1e-1)))
+    assert not any(map(torch.equal, results(other), results(one)))
     paths[1].write_text(paths[1].read_text() + "# other code\n")
     with pytest.raises(ImportError, match="an operator of this spec is registered already, by a module with other"):
         from_file("b0", paths[1])

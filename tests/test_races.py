@@ -45,9 +45,12 @@ def test_the_same_bits_a_thousand_times(spec: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("compute-sanitizer"), reason="compute-sanitizer comes with CUDA's toolkit")
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck", "initcheck"])
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.stem)
 def test_sanitized(spec: Path, tool: str) -> None:
-    """Kernels of the module alone: what multiplies matrices beside them races with itself, says racecheck."""
-    checked = ("--kernel-name", f"kernel_substring={spec.stem}")
+    """Kernels of the module alone: what multiplies matrices beside them races with itself, says racecheck.
+
+    All kernels under initcheck: it calls initialised what a kernel has written that it watched.
+    """
+    checked = () if tool == "initcheck" else ("--kernel-name", f"kernel_substring={spec.stem}")
     assert ": 0 of 2 calls" in hunt(spec, 1, "compute-sanitizer", "--tool", tool, *checked, "--error-exitcode", "3")

@@ -23,6 +23,10 @@ torch = pytest.importorskip("torch")
 
 Row = dict[str, Any]
 FLOATS = ["float16", "bfloat16", "float32"]
+# Of a step in fp32: 16 roundings of 2^-24 each, all to one side. The longest step sums 100 elements, in lanes, and the
+# stored sum has no error at all: rounded once in fp32 and once to a dtype with less than half the bits, it is what one
+# rounding makes of the exact sum.
+FP32_ERROR = 2.0**-20
 
 
 def some(*values: Any) -> st.SearchStrategy[list[Any]]:
@@ -93,9 +97,13 @@ def built(spec: Row) -> Row:
 
 
 def formula(
-    spec: Row, dtype: torch.dtype, output: torch.dtype, x: Any, residual: Any, weight: Any, bias: Any
+    spec: Row, dtype: torch.dtype, output: torch.dtype, x: Any, residual: Any, weight: Any, bias: Any, error: float = 0
 ) -> list[Any]:
-    """What the keys say, for fp64 tensors whose values came in `dtype`: y, the stored sum, and what is saved."""
+    """What the keys say, for fp64 tensors whose values came in `dtype`: y, the stored sum, and what is saved.
+
+    Each step of y errs by `error`, x_hat in parts of the row's largest element, all to one side. So of any errors up to
+    that size y lies between its values for `error` and `-error`, since no rounding changes the order of two numbers.
+    """
     eps, affine = spec["eps"], spec.get("affine", {})
     summed, saved = x, spec.get("save", [])
     results = []
@@ -112,12 +120,16 @@ def formula(
         root = (variance + eps["value"]).sqrt()
     else:
         root = variance.sqrt() + eps["value"]
-    y = (summed - mean) / root
+    y = (summed - mean + error * summed.abs().amax(-1, keepdim=True)) / root
     if affine != "none":
-        late = affine.get("cast") == "cast_then_multiply"
-        y = (rounded(y, dtype) if late else y) * (weight + affine.get("weight_offset", 0))
+        late, offset = affine.get("cast") == "cast_then_multiply", affine.get("weight_offset", 0)
+        gain = weight + offset
+        error = torch.where(gain < 0, -error, error)
+        y = rounded(y, dtype) if late else y
+        y = y * gain + error * y.abs() * (weight.abs() + abs(offset))
         if affine.get("bias"):
             y = (rounded(y, output) if late else y) + bias
+            y = y + error * y.abs()
     statistics = {"mean": mean.squeeze(-1), "rstd": 1 / root.squeeze(-1)}
     return [y, *results, *(statistics[name] for name in ("mean", "rstd") if name in saved)]
 
@@ -197,6 +209,12 @@ def test_reference_is_the_formula_that_the_keys_say(spec: Row, data: st.DataObje
             cotangents = list(map(torch.randn_like, results))
             gradients = torch.autograd.grad(as_list(scope["reference"](*leaves)), leaves, cotangents)
             assert_equal(list(gradients), list(torch.autograd.grad(again, leaves, cotangents)), 2**20)
+    else:
+        sides = [formula(spec, dtype, output, **exact, error=error) for error in (-FP32_ERROR, FP32_ERROR)]
+        for result, *values in zip(results, *(side[: len(results)] for side in sides), strict=True):
+            low, high = torch.stack(values).to(result.dtype).aminmax(dim=0)
+            assert (low <= result).all()
+            assert (result <= high).all()
 
 
 # What is no value of a key, by the kind of the key, in YAML.

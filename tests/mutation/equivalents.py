@@ -1,4 +1,8 @@
-"""Mutants that are no fault: what they compute is what the module computes, so that no test can notice them."""
+"""Mutants that no generated test can notice without a GPU.
+
+They are no fault, since what they compute is what the module computes; a reason that begins "A fault" says what else
+notices it.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +109,7 @@ EQUIVALENTS = (
     Equivalent(
         r"offsets of 32 bits",
         r"",
-        "Noticed on a GPU alone: the rows of a result lie close together, and only there a test makes 2^31 elements.",
+        "A fault: test_9_strides of the checklist notices it; by its values a GPU alone, with 2^31 elements.",
         row=f"{POSTED}|{FINISHED}",
         function="forward_slabs",
         spec=SUM_STORED,
