@@ -88,7 +88,8 @@ class ProfileRow:
 class ErrorRow:
     """Errors of one provider for rows of one kind, in units in the last place of the dtype the spec gives the result.
 
-    The largest and the mean of each result; None for what the spec does not have. `ulps.errors` says what a unit is.
+    Of each result the largest error of a draw of rows, the median over draws, and the mean error of all draws; None for
+    what the spec does not have. `ulps.errors` says what a unit is.
     """
 
     spec: str
@@ -101,6 +102,7 @@ class ErrorRow:
     scale: float
     """The spread of x, and of a residual."""
     provider: str
+    draws: int = 1
     y: float | None = None
     y_mean: float | None = None
     dx: float | None = None

@@ -118,7 +118,7 @@ def error_tables(rows: Sequence[ErrorRow]) -> list[str]:
             found = [row for row in mine if getattr(row, name) is not None]
             if not found:
                 continue
-            lines += [f"{spec}, {name}: units in the last place, the largest error (the mean of all)"]
+            lines += [f"{spec}, {name}: units in the last place, the largest error of a draw (the mean of all)"]
             table = [["dtype", "offset", *providers, "ours - torch"]]
             for dtype, offset in dict.fromkeys((row.dtype, row.offset) for row in found):
                 here = [row for row in found if (row.dtype, row.offset) == (dtype, offset)]
