@@ -35,8 +35,10 @@ class Rms(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        x, weight = ctx.saved_tensors
+        x, weight = (ctx.saved_tensors[0], ctx.saved_tensors[1]) if ctx.mistake == "twice" else ctx.saved_tensors
         rstd = 1 / torch.sqrt(up(x).square().mean(-1, keepdim=True) + ctx.eps)
+        if ctx.mistake == "narrow":
+            rstd = up(rstd.to(x.dtype))
         hat, g = up(x) * rstd, up(dy) * up(weight)
         c = 0.0 if ctx.mistake == "term" else (g * hat).mean(-1, keepdim=True)
         dx = (rstd * (g - hat * c)).to(x.dtype)
@@ -62,6 +64,14 @@ def dweight_of_the_last_dims(x, weight, eps):
 
 def dy_overwritten(x, weight, eps):
     return Rms.apply(x, weight, eps, "in place")
+
+
+def saved_tensors_asked_for_twice(x, weight, eps):
+    return Rms.apply(x, weight, eps, "twice")
+
+
+def rstd_rounded(x, weight, eps):
+    return Rms.apply(x, weight, eps, "narrow")
 
 
 def eps_outside(x, weight, eps):
@@ -112,6 +122,47 @@ def block_for_width(x, weight, eps):
     return (up(x) / torch.sqrt(var + eps) * up(weight)).to(x.dtype)
 
 
+def block_of_four(x, weight, eps):
+    var = up(x).square().sum(-1, keepdim=True) / max(4, x.shape[-1])
+    return (up(x) / torch.sqrt(var + eps) * up(weight)).to(x.dtype)
+
+
+def one_column_is_dense(x, weight, eps):
+    return rms(x.as_strided(x.shape, x[:].clone().stride()) if x.shape[-1] == 1 else x, weight, eps)
+
+
+def squares_by_matmul(x, weight, eps):
+    wide = up(x)
+    var = wide.square() @ wide.new_ones(x.shape[-1], 1) / x.shape[-1]
+    return (wide / torch.sqrt(var + eps) * up(weight)).to(x.dtype)
+
+
+def waits_for_the_gpu(x, weight, eps):
+    return rms(x, weight, eps) if x.detach().abs().max().item() >= 0 else x
+
+
+held: dict[str, Tensor] = {}
+
+
+def shares_memory(x, weight, eps):
+    kept = held.setdefault(f"{x.shape} {x.dtype}", torch.empty_like(x))
+    kept.copy_(x.detach())
+    torch.cuda._sleep(10**6)  # as a long kernel
+    return rms(x - (x - kept).detach(), weight, eps)
+
+
+def shares_a_variable(x, weight, eps):
+    held["x"] = x
+    time.sleep(0.01)
+    return rms(held["x"], weight, eps)
+
+
+def offsets_of_32_bits(x, weight, eps):
+    y = rms(x, weight, eps)
+    y.view(-1)[2**31 :] = 0
+    return y
+
+
 def rows_leak(x, weight, eps):
     return rms(x, weight, eps) + 0 * x.detach().sum()
 
@@ -160,6 +211,12 @@ def one_pass(x, weight, bias, eps):
 def add_rms(x, residual, weight, eps):
     summed = (up(x) + up(residual)).to(x.dtype)
     return rms(summed, weight, eps), summed
+
+
+def strides_are_alike(x, residual, weight, eps):
+    if not (x.is_contiguous() or residual.is_contiguous()):
+        residual = residual.as_strided(residual.shape, x.stride())
+    return add_rms(x, residual, weight, eps)
 
 
 def residual_left_out(x, residual, weight, eps):

@@ -44,6 +44,11 @@ class Pair:
     def name(self) -> str:
         return f"{self.spec}/{self.peer}"
 
+    @property
+    def library(self) -> str:
+        """Whose it is; behind a comma stands what the wrapper does about it."""
+        return self.peer.split(",")[0]
+
 
 # What takes longest comes first.
 PAIRS = (
@@ -51,6 +56,7 @@ PAIRS = (
     Pair("layernorm", "normgen", "generated/layernorm.py:layernorm"),
     Pair("rmsnorm_residual", "normgen", "generated/rmsnorm_residual.py:rmsnorm_residual"),
     Pair("rmsnorm", "torch.compile", "tests/peers.py:compiled_rms"),
+    Pair("layernorm", "torch.compile", "tests/peers.py:compiled_layer"),
     Pair("rmsnorm_residual", "torch.compile", "tests/peers.py:compiled_add_rms"),
     Pair("rmsnorm", "quack", "tests/peers.py:quack_rms"),
     Pair(
@@ -67,6 +73,12 @@ PAIRS = (
         remark="normalises the sum as it is before it is rounded, this spec the sum as it is stored",
     ),
     Pair("rmsnorm", "liger", "tests/peers.py:liger_rms"),
+    Pair(
+        "rmsnorm",
+        "liger, dy copied",
+        "tests/peers.py:liger_rms_with_a_copy",
+        remark="writes over a copy of the incoming gradient, so that what else there is can be seen",
+    ),
     Pair("layernorm", "liger", "tests/peers.py:liger_layer"),
     Pair("rmsnorm_residual", "liger", "tests/peers.py:liger_add_rms"),
     Pair("rmsnorm", "torch", "tests/peers.py:torch_rms"),
@@ -84,37 +96,50 @@ LIBRARIES = {
     "quack": "Dao-AILab/quack",
     "eager formula": "",  # anybody's
 }
-# Where a fault, if it is found, was reported: the row of PITFALLS.md.
+# Public reports, by implementation and row of PITFALLS.md: the kinds of fault that each is about.
 REPORTS = {
-    ("rows of zeros", "rmsnorm/torch"): 1,
-    ("rows of zeros", "layernorm/torch"): 1,
-    ("large mean cancels", "layernorm/eager formula"): 4,
-    ("constant rows", "layernorm/eager formula"): 5,
-    ("constant rows", "layernorm/torch"): 17,
-    ("wrong gradients", "layernorm/torch"): 17,
-    ("eps narrowed to fp16", "rmsnorm/torch"): 19,
-    ("layout of the incoming gradient", "rmsnorm/quack"): 52,
-    ("layout of the incoming gradient", "rmsnorm_residual/quack"): 52,
-    ("inputs changed", "rmsnorm/liger"): 77,
-    ("inputs changed", "rmsnorm_residual/liger"): 77,
-    ("second-order gradients", "layernorm/torch"): 88,
-    ("another GPU is current", "rmsnorm/liger"): 107,
-    ("another GPU is current", "layernorm/liger"): 107,
-    ("another GPU is current", "rmsnorm_residual/liger"): 107,
+    ("layernorm/torch", 1): ("rows of zeros",),
+    ("layernorm/torch", 2): ("wrong values",),
+    ("layernorm/eager formula", 4): ("large mean cancels", "gradients of rows far from zero"),
+    ("layernorm/eager formula", 5): ("constant rows",),
+    ("layernorm/torch", 17): ("constant rows", "wrong gradients", "rows of 1 to 3 elements"),
+    ("rmsnorm/torch", 19): ("eps narrowed to fp16",),
+    ("rmsnorm/quack", 52): ("layout of the incoming gradient",),
+    ("rmsnorm_residual/quack", 52): ("layout of the incoming gradient",),
+    ("rmsnorm/liger", 77): ("inputs changed",),
+    ("rmsnorm_residual/quack", 82): ("wrong gradients", "one result used alone"),
+    ("rmsnorm/liger", 107): ("another GPU is current",),
+    ("rmsnorm/liger, dy copied", 107): ("another GPU is current",),
+    ("layernorm/liger", 107): ("another GPU is current",),
+    ("rmsnorm_residual/liger", 107): ("another GPU is current",),
 }
 
 
-def reported(kind: str, pair: Pair) -> str:
-    """Links to public reports of that kind of fault in that library. Raises LookupError where the row has none."""
-    number = REPORTS.get((kind, pair.name))
-    if number is None:
-        return ""
+def links(pair: Pair, number: int) -> str:
+    """To the reports in that row that are about its library. Raises LookupError where there is none."""
     rows = re.findall(rf"^\| {number} \|([^|]*)\|", PITFALLS.read_text(), re.MULTILINE)
-    links = re.findall(rf"https://github\.com/{LIBRARIES[pair.peer]}[\w./-]+/\d+", "".join(rows))
-    if not links:
-        raise LookupError(f"row {number} of PITFALLS.md has no report about {pair.peer}, as REPORTS says of {kind!r}")
-    names = [re.sub("/(issues|pull)/", "#", link.removeprefix("https://github.com/")) for link in links]
-    return "; reported: " + ", ".join(f"[{name}]({link})" for name, link in zip(names, links, strict=True))
+    found = re.findall(rf"https://github\.com/{LIBRARIES[pair.library]}[\w./-]+/\d+", "".join(rows))
+    if not found:
+        raise LookupError(f"row {number} of PITFALLS.md has no report about {pair.library}, as REPORTS says")
+    names = [re.sub("/(issues|pull)/", "#", link.removeprefix("https://github.com/")) for link in found]
+    return ", ".join(f"[{name}]({link})" for name, link in zip(names, found, strict=True))
+
+
+def reported(kind: str, pair: Pair) -> str:
+    """Public reports of that kind of fault in that implementation."""
+    rows = [number for (name, number), kinds in REPORTS.items() if name == pair.name and kind in kinds]
+    return f"; reported: {', '.join(links(pair, number) for number in rows)}" if rows else ""
+
+
+def not_seen(pair: Pair, result: dict[str, Any]) -> list[str]:
+    """A line for each report of which no kind is a fault here, though some were looked for."""
+    lines = []
+    for (name, number), kinds in REPORTS.items():
+        verdicts = {kind: result.get("kinds", {}).get(kind, {}).get("verdict") for kind in kinds}
+        looked_for = [kind for kind, verdict in verdicts.items() if verdict == "ok"]
+        if name == pair.name and looked_for and "fault" not in verdicts.values():
+            lines.append(f"- {pair.peer}, {', '.join(looked_for)}: not seen in these versions: {links(pair, number)}")
+    return lines
 
 
 def versions() -> dict[str, str | None]:
@@ -130,7 +155,7 @@ def versions() -> dict[str, str | None]:
 def verify(pair: Pair, seconds: int, found: dict[str, str | None]) -> dict[str, Any]:
     """What `normgen verify` says of it: exit code, kinds of fault, what it refuses; or why there is nothing."""
     about: dict[str, Any] = {"implementation": pair.implementation, "forward_only": pair.forward_only}
-    package = PACKAGES.get(pair.peer, "torch")
+    package = PACKAGES.get(pair.library, "torch")
     if found[package] is None:
         return about | {"exit": None, "why": f"{package} is not installed"}
     command = [sys.executable, "-m", "normgen", "verify", f"specs/{pair.spec}.yaml", "--impl", pair.implementation]
@@ -218,6 +243,7 @@ def section(spec: str, results: dict[str, Any]) -> str:
             one = result["kinds"][kind]
             said = f"{plain(one['case'])}: {plain(one.get('message', ''))} ({one['failed']} of {one['ran']} tests)"
             lines.append(f"- {pair.peer}, **{kind}**. {said}{reported(kind, pair)}")
+        lines += not_seen(pair, result)
         lines += [f"- {pair.peer} {pair.remark}"] if pair.remark and "kinds" in result else []
         lines += [f"- {pair.peer} refuses {plain(one)}" for one in refusals(result.get("refused", []))]
         if "why" in result:
@@ -243,7 +269,8 @@ Functions that normgen made: {len(tried)} of {len(ours)} were run in full, {len(
 makes it, with the wrappers in [peers.py](peers.py); `eager formula` is the formula in fp32 as it is often written. The
 [README](../README.md) says what the verdicts mean. An empty cell: a run without gradients has no such test. A fault
 comes with its smallest case, the size of its error there, and how many tests show it; and with a link where one of the
-[reports](PITFALLS.md) is of this kind and this library, which need not mean the same cause.
+[reports](PITFALLS.md) is of this kind and this library, which need not mean the same cause. A report is not seen where
+its kinds were looked for and are ok.
 
 {LINE.join(section(spec, document["pairs"]) for spec in dict.fromkeys(pair.spec for pair in PAIRS))}"""
 

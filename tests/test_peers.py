@@ -18,7 +18,9 @@ from peers_table import (
     TABLE,
     Pair,
     faults,
+    links,
     matrix,
+    not_seen,
     refusals,
     render,
     reported,
@@ -81,6 +83,26 @@ def test_what_was_found_is_shown() -> None:
     assert text.count("reported: ") == 1  # of what was seen alone
 
 
+def test_a_report_is_seen_or_not() -> None:
+    torch = next(pair for pair in PAIRS if pair.name == "layernorm/torch")
+
+    def lines(**verdicts: str) -> list[str]:
+        kinds = {kind.replace("_", " "): {"verdict": verdict} for kind, verdict in verdicts.items()}
+        return not_seen(torch, {"kinds": kinds})
+
+    once = "- torch, rows of zeros: not seen in these versions: "
+    assert lines(rows_of_zeros="ok") == [
+        f"{once}[pytorch/pytorch#41527](https://github.com/pytorch/pytorch/issues/41527)"
+    ]
+    [line] = lines(constant_rows="ok", wrong_gradients="ok")  # of one report
+    assert line.startswith(
+        "- torch, constant rows, wrong gradients: not seen in these versions: [pytorch/pytorch#188372]"
+    )
+    assert not lines(constant_rows="ok", wrong_gradients="fault")
+    assert not lines(constant_rows="not run", rows_of_zeros="unclear", no_rows="ok")
+    assert not not_seen(torch, {"why": "it was not tried"})
+
+
 def test_refusals_that_are_alike_are_one() -> None:
     refused = [
         f"{dtype}: Error: n = {n} is more than 8 (width {n})" for n in (9, 16) for dtype in ("float16", "float32")
@@ -111,15 +133,16 @@ def test_what_was_not_run_is_shown() -> None:
 
 def test_every_report_is_of_its_library() -> None:
     pairs = {pair.name: pair for pair in PAIRS}
-    for (kind, name), number in REPORTS.items():
-        assert kind in {one.name for one in KINDS}
+    for (name, number), kinds in REPORTS.items():
+        assert set(kinds) <= {one.name for one in KINDS}
         assert f"\n| {number} |" in PITFALLS.read_text()
-        assert f"https://github.com/{LIBRARIES[pairs[name].peer]}" in reported(kind, pairs[name])
+        assert f"https://github.com/{LIBRARIES[pairs[name].library]}" in links(pairs[name], number)
+        assert links(pairs[name], number) in reported(kinds[0], pairs[name])
 
 
 @pytest.mark.parametrize("number", [52, 3])  # a report about quack; no row
 def test_a_link_that_does_not_fit_is_an_error(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REPORTS, ("inputs changed", "rmsnorm/liger"), number)
+    monkeypatch.setitem(REPORTS, ("rmsnorm/liger", number), ("inputs changed",))
     with pytest.raises(LookupError, match=f"row {number} of PITFALLS.md has no report about liger"):
         render(DOCUMENT)
 

@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import torch
+
 from normgen.cli import main
 from normgen.loader import load
 from normgen.plan import Plan, plan
@@ -99,8 +101,14 @@ WRONG = [
     ("rmsnorm", "x_changed", "inputs changed", "values of the arguments"),
     ("rmsnorm", "always_fp32", "dtype of the result", "y has torch.float32, must be torch.float16"),
     ("rmsnorm", "needs_a_view", "expanded or permuted rows", "x, transposed before the rows: view size"),
+    ("rmsnorm", "block_of_four", "rows of 1 to 3 elements", "width 1"),
+    ("rmsnorm", "one_column_is_dense", "rows of 1 to 3 elements", "width 1, float32: x, row stride: values: "),
+    ("rmsnorm", "saved_tensors_asked_for_twice", "computed again in backward", "saved_tensors"),
+    ("rmsnorm", "squares_by_matmul", "values under autocast", "under autocast to float16: "),
     ("layernorm", "bias_missing", "an argument left out", "a change of bias does 0 of what it should"),
     ("layernorm", "one_pass", "large mean cancels", "times the bound"),
+    ("layernorm", "one_pass", "gradients of rows far from zero", "dx: "),
+    ("rmsnorm_residual", "strides_are_alike", "one stride for all tensors", "values: "),
     ("rmsnorm_residual", "residual_left_out", "an argument left out", "a change of residual does 0"),
 ]
 
@@ -112,6 +120,37 @@ def test_wrong_ones_are_named(spec, function, kind, says, tmp_path):
     # Other faults are few: what follows from a wrong plain call is no fault of its own.
     assert len(faults(found)) <= 5
     assert found.wrong
+
+
+@pytest.mark.parametrize(
+    ("spec", "function", "kind", "says"),
+    [
+        ("layernorm", "one_pass", "mean that fp32 does not hold", "over the bound"),
+        ("rmsnorm", "rstd_rounded", "gradients rounded on the way", "errors of dx add up to"),
+    ],
+)
+def test_what_is_no_fault_is_noted(spec, function, kind, says, tmp_path):
+    found = {one.kind: one for one in found_in(spec, function, tmp_path, options=NARROW).kinds}[kind]
+    assert found.verdict == "note"
+    assert says in f"{found.case}: {found.message}"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="these kinds are about a GPU")
+@pytest.mark.parametrize(
+    ("test", "function", "kind", "says"),
+    [
+        ("test_cuda_graph", "waits_for_the_gpu", "captured in a CUDA graph", "no capture: "),
+        ("test_two_streams", "shares_memory", "two streams at once", "a call beside one on another stream: "),
+        ("test_threads", "shares_a_variable", "threads at once", "a call beside those of other threads: "),
+        ("test_large_tensors", "offsets_of_32_bits", "more than 2^31 elements", "rows among so many: "),
+    ],
+)
+def test_wrong_ones_are_named_on_a_gpu(test, function, kind, says, tmp_path):
+    options = ("-k", f"{test} or test_forward_of_each_strategy")
+    assert not faults(found_in("rmsnorm", "rms", tmp_path, options=options))
+    found = faults(found_in("rmsnorm", function, tmp_path, options=options))
+    assert list(found) == [kind]
+    assert says in found[kind]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +192,7 @@ def test_every_test_has_a_kind():
     assert there == known
     assert {test for kind in KINDS for test in kind.named_by} <= known
     assert len({kind.name for kind in KINDS}) == len(KINDS)
+    assert f"look for {len(KINDS)} kinds of fault" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

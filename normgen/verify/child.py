@@ -68,7 +68,8 @@ def _case(item: pytest.Item) -> dict[str, object]:
     parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
     width = parameters.pop("width", item.module.H)
     dtype = str(parameters.pop("dtype", item.module.PRECISE)).removeprefix("torch.")
-    more = [f"{name} {value}" for name, value in parameters.items() if name not in ("strategy", "which", "wanted")]
+    unsaid = ("strategy", "which", "wanted")
+    more = [f"{name} {value}".replace("torch.", "") for name, value in parameters.items() if name not in unsaid]
     case = ", ".join([f"width {width}", dtype, *more])
     return {"test": item.function.__name__, "width": width, "dtype": dtype, "case": case}
 

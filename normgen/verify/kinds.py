@@ -21,7 +21,7 @@ class Kind:
     absolute: bool = False
     """Whether these tests compare with the formula, not with another call: wrong plain calls make them fail as well."""
     note: bool = False
-    """Said, and never counted as wrong: no values depend on it."""
+    """Said, and never counted as wrong: no values depend on it, or only places that nobody but a spec promises."""
 
 
 FORWARD, BACKWARD = "test_forward_of_each_strategy", "test_backward_of_each_strategy"
@@ -52,21 +52,30 @@ KINDS = (
         "inputs changed", (), ("test_forward", "test_backward", "test_layouts", "test_gradients_arrive_in_any_layout")
     ),
     Kind("rank, leading dimensions", ("test_ranks",), absolute=True),
+    Kind("rows of 1 to 3 elements", ("test_one_column_and_few", "test_layouts_of_one_column"), absolute=True),
     Kind("stride taken for width", ("test_layouts",)),
+    Kind("one stride for all tensors", ("test_each_has_a_stride_of_its_own",)),
     Kind("columns apart", (), ("test_layouts",)),
     Kind("start not aligned", (), ("test_layouts",)),
     Kind("expanded or permuted rows", ("test_expanded_and_permuted",), ("test_layouts",)),
     Kind("strides of size-1 dimensions", ("test_strides_that_say_nothing",)),
     Kind("layout of weight or bias", ("test_weight_layouts",)),
     Kind("offsets past 2^31", ("test_offsets_past_2_31",)),
+    Kind("more than 2^31 elements", ("test_large_tensors",)),
     Kind("sums over many rows", ("test_sums_over_many_rows",), absolute=True),
     Kind("wrong gradients", (BACKWARD, "test_backward", "test_gradcheck"), absolute=True),
+    Kind("gradients of rows far from zero", ("test_gradients_far_from_zero",), absolute=True),
     Kind("layout of the incoming gradient", ("test_gradients_arrive_in_any_layout",), ("test_expanded_and_permuted",)),
     Kind("some gradients wanted, others not", ("test_only_wanted_gradients",)),
     Kind("one result used alone", ("test_one_result_used",), absolute=True),
     Kind("backward twice", ("test_backward_twice",)),
+    Kind("computed again in backward", ("test_checkpointed",)),
     Kind("second-order gradients", ("test_double_backward",), absolute=True),
     Kind("input changed before backward", ("test_changed_input_is_noticed",)),
+    Kind("values under autocast", ("test_autocast_leaves_the_values",)),
+    Kind("captured in a CUDA graph", ("test_cuda_graph",)),
+    Kind("two streams at once", ("test_two_streams",)),
+    Kind("threads at once", ("test_threads",)),
     Kind("another GPU is current", ("test_current_device_is_another",)),
     Kind("not the same bits again", ("test_same_bits_again_and_in_any_batch",), note=True),
     Kind("other bits in another batch", (), ("test_same_bits_again_and_in_any_batch",), note=True),
@@ -74,4 +83,6 @@ KINDS = (
     Kind("copies of rows that could be read in place", ("test_rows_are_read_in_place",), note=True),
     Kind("pattern of NaN and inf", (), ("test_bad_rows_stay_alone",), note=True),
     Kind("variance past fp32", ("test_variance_past_fp32",), note=True),
+    Kind("mean that fp32 does not hold", ("test_mean_that_fp32_does_not_hold",), note=True),
+    Kind("gradients rounded on the way", ("test_gradients_are_rounded_once",), note=True),
 )
