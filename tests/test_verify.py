@@ -102,7 +102,7 @@ WRONG = [
     ("rmsnorm", "always_fp32", "dtype of the result", "y has torch.float32, must be torch.float16"),
     ("rmsnorm", "needs_a_view", "expanded or permuted rows", "x, transposed before the rows: view size"),
     ("rmsnorm", "block_of_four", "rows of 1 to 3 elements", "width 1"),
-    ("rmsnorm", "one_column_is_dense", "rows of 1 to 3 elements", "width 1, float32: x, row stride: values: "),
+    ("rmsnorm", "one_column_is_dense", "stride taken for width", "width 1, float32: x, row stride: values: "),
     ("rmsnorm", "saved_tensors_asked_for_twice", "computed again in backward", "saved_tensors"),
     ("rmsnorm", "squares_by_matmul", "values under autocast", "under autocast to float16: "),
     ("layernorm", "bias_missing", "an argument left out", "a change of bias does 0 of what it should"),
