@@ -76,3 +76,9 @@ def test_readme(rows: list[ErrorRow]) -> None:
 
 def test_list_of_those_that_are_worse(rows: list[ErrorRow]) -> None:
     assert listed(rows) in said("benchmarks/README.md")
+
+
+def test_ours_is_never_a_unit_behind_torch(rows: list[ErrorRow]) -> None:
+    """But for luck, which medians leave out."""
+    for name in MEASURED:
+        assert [ours for ours, _, more in excess(rows, name) if more > LAST_PLACE] == []
