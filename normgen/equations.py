@@ -2,8 +2,9 @@
 
 A stage states single-assignment equations of per-element values. This module parses them, finds out which are needed
 for the values that a kernel must store, and orders them as walks over the blocks of a row, one more than there are row
-reductions that need one another. A kernel that holds whole rows (`whole_rows`) keeps in registers what a later walk
-needs; one that does not (`chunked`) loads it again.
+reductions that need one another. A kernel that holds whole rows keeps in registers what a later walk needs
+(`whole_rows`), or only what was loaded, as it was loaded, and makes the rest of it again (`packed`); one that does not
+hold them (`chunked`) loads it again.
 
 Loads come as late as the order allows (what is loaded before a reduction stays in registers across it), stores as
 soon as their value exists.
@@ -16,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from normgen.stages.base import Tensor
 
@@ -25,7 +26,7 @@ SCOPE = frozenset(
     "tl _divide _sqrt _total first H BLOCK_N BLOCK_SIZE start row col row_mask col_mask mask"
     " compute epsilon share shares counts input_dtype output_dtype"
     # What strategies call their own.
-    " N BLOCKS SLABS STAGES EARLY POST FINISH ALIGNMENT program programs tile block slab lane done owner".split()
+    " N BLOCKS SLABS STAGES EARLY PTX POST FINISH ALIGNMENT program programs tile block slab lane done owner".split()
 )
 
 
@@ -100,6 +101,8 @@ class Load:
     tensor: Tensor
     first: bool = False
     """Only the first element of each row, under the name `<value>_first`."""
+    raw: bool = False
+    """Kept as it is loaded, under the name `<value>_raw`, beside the value in the dtype of the arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,8 @@ class Take:
 
     kind = "Take"
     value: str
+    raw: bool = False
+    """It was left as it is in memory."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +166,8 @@ class Walk:
     each: tuple[str, ...]
     end: tuple[str, ...]
     after: tuple[Step, ...]
-    kept: tuple[str, ...]
-    """Values that later walks take from registers."""
+    kept: tuple[tuple[str, str], ...]
+    """Values that later walks take from registers, and what is kept of each."""
     sums: tuple[str, ...]
     """The row sums that are complete after it."""
 
@@ -176,7 +181,7 @@ class Walks:
     """The lines of a kernel."""
 
     hoisted: tuple[Step, ...] = ()
-    hoisted_kept: tuple[str, ...] = ()
+    hoisted_kept: tuple[tuple[str, str], ...] = ()
     walks: tuple[Walk, ...] = ()
 
     @property
@@ -424,7 +429,7 @@ class System:
         deepest = max(map(self.level, self.uses(name)), default=0)
         return deepest + 1 if self.reduces(name) else deepest
 
-    def step(self, name: str) -> Step:
+    def step(self, name: str) -> Load | Let:
         if name in self.firsts:
             return Load(self.loads[name.removesuffix("_first")], first=True)
         return Load(self.loads[name]) if name in self.loads else Let(self.equations[name])
@@ -444,25 +449,31 @@ class System:
         return list(order)
 
 
-def whole_rows(system: System, persistent: bool = False) -> Walks:
-    """The walks of a kernel that holds whole rows: what an earlier walk computed is kept in registers.
+def whole_rows(system: System) -> Walks:
+    """The walks of a kernel that holds whole rows: what an earlier walk computed is kept in registers."""
+    return _walks(system, keep="values", hoist=False)
 
-    In a persistent kernel, what does not depend on the row stands in front of the loop over rows.
+
+def packed(system: System, persistent: bool = False) -> Walks:
+    """The same, but kept is only what was loaded or stored, as it is in memory, and the rest is made of it again.
+
+    Elements of 2 bytes take half the registers so. In a persistent kernel, loads that do not depend on the row stand in
+    front of the loop over rows.
     """
-    return _walks(system, keep=True, hoist=persistent)
+    return _walks(system, keep="memory", hoist=persistent)
 
 
 def chunked(system: System) -> Walks:
     """The walks of a kernel that reads a row again for each: a value is loaded, or made, again where it is needed."""
-    return _walks(system, keep=False, hoist=False)
+    return _walks(system, keep="", hoist=False)
 
 
 def single(system: System) -> Walks:
     """The lines of a program that owns a block of columns, so that it walks none: all that it made is at hand."""
-    return _walks(system, keep=True, hoist=False, loop=False)
+    return _walks(system, keep="values", hoist=False, loop=False)
 
 
-def _walks(system: System, keep: bool, hoist: bool, loop: bool = True) -> Walks:
+def _walks(system: System, keep: Literal["", "memory", "values"], hoist: bool, loop: bool = True) -> Walks:
     """Level by level: first what the row sums need, then these, then what can be stored or summed over rows.
 
     Without a `loop` over blocks a row sum is one line.
@@ -470,18 +481,12 @@ def _walks(system: System, keep: bool, hoist: bool, loop: bool = True) -> Walks:
     reductions = [name for name in system.needed() if system.reduces(name)]
     pending = list(system.stores)
     hoisted: dict[str, Step] = {}
-    hoisted_kept: list[str] = []
+    hoisted_kept: dict[str, str] = {}
     rows_done: set[str] = set()
     made: dict[str, _Walk] = {}
     stored: dict[str, _Walk] = {}
     walks: list[_Walk] = []
     used = {use for name in system.needed() for use in system.uses(name)}
-
-    def emit_hoisted(name: str) -> None:
-        if name not in hoisted:
-            for use in system.uses(name):
-                emit_hoisted(use)
-            hoisted[name] = system.step(name)
 
     def emit(name: str, walk: _Walk, rows: list[Step]) -> None:
         dims = system.dims(name)
@@ -495,14 +500,19 @@ def _walks(system: System, keep: bool, hoist: bool, loop: bool = True) -> Walks:
         if name in walk.done:
             return
         walk.done.add(name)
-        if hoist and "N" not in dims:
-            emit_hoisted(name)
-            if keep:
-                hoisted_kept.append(name)
-                walk.inside.append(Take(name))
-        elif keep and name in made:
-            made[name].kept.setdefault(name)
+        if hoist and "N" not in dims and name in system.loads:
+            hoisted[name] = Load(system.loads[name], raw=True)
+            hoisted_kept[name] = f"{name}_raw"
+            walk.inside.append(Take(name, raw=True))
+        elif keep == "values" and name in made:
+            made[name].kept[name] = name
             walk.inside.append(Take(name))
+        elif keep == "memory" and name in stored:
+            stored[name].kept[name] = f"{name}.to({stored[name].stored[name].pointer}.dtype.element_ty)"
+            walk.inside.append(Take(name, raw=True))
+        elif keep == "memory" and name in made and name in system.loads:
+            made[name].kept[name] = f"{name}_raw"
+            walk.inside.append(Take(name, raw=True))
         elif name in stored:
             storing = stored[name]
             walk.inside.append(Reload(storing.stored[name], name))
@@ -535,7 +545,7 @@ def _walks(system: System, keep: bool, hoist: bool, loop: bool = True) -> Walks:
             if tensor.dims != "H":
                 emit(value, walk, walk.before if spans_columns else walk.after)
                 (walk.inside if spans_columns else walk.after).append(Store(tensor, value))
-                if not keep and tensor.dims == "NH" and tensor.faithful:
+                if keep != "values" and tensor.dims == "NH" and tensor.faithful:
                     walk.stored.setdefault(value, tensor)
             elif value in system.loads or value in used:
                 emit(value, walk, walk.before)
@@ -548,7 +558,7 @@ def _walks(system: System, keep: bool, hoist: bool, loop: bool = True) -> Walks:
         walk.folds = folds
         if folds or walk.inside or walk.after:
             walks.append(walk)
-    return Walks(tuple(hoisted.values()), tuple(dict.fromkeys(hoisted_kept)), tuple(walk.frozen() for walk in walks))
+    return Walks(tuple(hoisted.values()), tuple(hoisted_kept.items()), tuple(walk.frozen() for walk in walks))
 
 
 @dataclass
@@ -560,7 +570,7 @@ class _Walk:
     after: list[Step] = field(default_factory=list)
     folds: list[Fold] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
-    kept: dict[str, None] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
     stored: dict[str, Tensor] = field(default_factory=dict)
 
     def frozen(self) -> Walk:
@@ -570,13 +580,18 @@ class _Walk:
         return Walk(
             before=tuple(self.before),
             begin=lines("begin"),
-            inside=tuple(self.inside),
+            inside=tuple(map(self._raw, self.inside)),
             each=lines("each"),
             end=lines("end"),
             after=tuple(self.after),
-            kept=tuple(self.kept),
+            kept=tuple(self.kept.items()),
             sums=tuple(name for fold in self.folds for name in fold.targets),
         )
+
+    def _raw(self, step: Step) -> Step:
+        if isinstance(step, Load) and self.kept.get(step.tensor.value, "").endswith("_raw"):
+            return replace(step, raw=True)
+        return step
 
 
 def _uncommented(step: Step) -> Step:
@@ -597,12 +612,20 @@ def _lane_sum(equation: Equation) -> Fold:
 
 def _at_once(equation: Equation) -> Fold:
     """A row sum that needs no loop."""
-    return Fold((equation.target,), equation.uses, (), (), (f"{equation.target} = {equation.expression}",))
+    factors = _factors(equation.summand)
+    total = f"_sum_of_products({', '.join(factors)})" if factors else equation.expression
+    return Fold((equation.target,), equation.uses, (), (), (f"{equation.target} = {total}",))
 
 
 def plus(total: str, summand: str) -> str:
     """`total + summand`, a product in one instruction: nothing that should cancel is in a sum of many products."""
-    expression = ast.parse(summand, mode="eval").body
-    if isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Mult):
-        return f"tl.fma({ast.unparse(expression.left)}, {ast.unparse(expression.right)}, {total})"
-    return f"{total} + {summand}"
+    factors = _factors(summand)
+    return f"tl.fma({', '.join(factors)}, {total})" if factors else f"{total} + {summand}"
+
+
+def _factors(expression: str) -> tuple[str, ...]:
+    """The two factors of a product; none of anything else."""
+    body = ast.parse(expression, mode="eval").body
+    if isinstance(body, ast.BinOp) and isinstance(body.op, ast.Mult):
+        return ast.unparse(body.left), ast.unparse(body.right)
+    return ()

@@ -22,6 +22,7 @@ from normgen.equations import (
     Walks,
     chunked,
     mentioning,
+    packed,
     parse,
     parse_blocks,
     parse_fold,
@@ -81,17 +82,24 @@ class Kernel:
 
     @cached_property
     def at_once(self) -> tuple[Step, ...]:
-        """In a kernel of slabs: the steps to the rows that are stored with what is posted."""
+        """In a kernel of slabs: the steps to the rows that are made when a row is posted, and carried on."""
         steps = self.posted.walks[0].inside
-        wanted = {step.value for step in steps if isinstance(step, Store) and step.tensor.dims == "NH"}
+        wanted = {step.value for step in steps if isinstance(step, Store) and step.tensor in self.carried}
         found: list[Step] = []
         for step in reversed(steps):
             if isinstance(step, Let) and step.equation.target in wanted:
                 wanted |= {*step.equation.uses}
-            elif not (isinstance(step, (Load, Store)) and {step.tensor.value, getattr(step, "value", "")} & wanted):
+            elif not (isinstance(step, Load) and step.tensor.value in wanted):
                 continue
             found.append(step)
         return tuple(reversed(found))
+
+    @cached_property
+    def packed(self) -> tuple[Tensor, ...]:
+        """In a kernel that keeps its row as it is in memory: the tensors that it keeps."""
+        kept = {name for walk in self.lines.walks for name, _ in walk.kept} if self.strategy == "packed" else set()
+        stored = tuple(step.tensor for step in self.lines.steps if isinstance(step, Store) and step.value in kept)
+        return tuple(tensor for tensor in self.loads if tensor.value in kept) + stored
 
     @cached_property
     def early(self) -> tuple[Tensor, ...]:
@@ -174,6 +182,11 @@ class Kernels:
         return any(kernel.dtypes for kernel in self.all)
 
     @property
+    def packs(self) -> bool:
+        """Whether any kernel keeps rows in registers as they are in memory."""
+        return any(kernel.strategy in ("packed", "persistent", "slabs") for kernel in self.all)
+
+    @property
     def exchanges(self) -> bool:
         """Whether programs that share a row exchange its sums."""
         return any(kernel.words for kernel in self.all)
@@ -205,9 +218,12 @@ def kernels(plan: Plan, macro: Macro) -> Kernels:
         lines = whole_rows(System.of(forward_equations, loads, stores))
         forward = _kernel(f"{name}_forward", "tile", "Results, a tile of whole rows a program.", loads, stores, lines)
     if plan.forward.chunks:
-        lines = chunked(System.of(forward_equations, loads, stores, folds))
-        doc = "Results, each row in chunks."
-        forward_chunked = _kernel(f"{name}_forward_chunked", "chunked", doc, loads, stores, lines)
+        system = System.of(forward_equations, loads, stores, folds)
+        if plan.forward.packed:
+            lines, strategy, doc = packed(system), "packed", "Results, a row a program, kept as it is in memory."
+        else:
+            lines, strategy, doc = chunked(system), "chunked", "Results, each row in chunks."
+        forward_chunked = _kernel(f"{name}_forward_chunked", strategy, doc, loads, stores, lines)
     if plan.forward.slabs:
         forward_slabs = _forward_slabs(plan, macro, forward_equations)
     made = Kernels(forward, forward_chunked, forward_slabs)
@@ -318,7 +334,7 @@ def _with_backward(
 
     whole = slabs = statistics = None
     if plan.backward.tiles:
-        lines = whole_rows(System.of(equations, offered, row_gradients + sums), persistent=True)
+        lines = packed(System.of(equations, offered, row_gradients + sums), persistent=True)
         doc = "Gradients, a tile of whole rows a step" + ("; sums over rows stay in registers." if sums else ".")
         whole = _kernel(f"{name}_backward", "persistent", doc, offered, row_gradients + sums, lines)
     if plan.backward.slabs:

@@ -21,6 +21,8 @@ class Direction:
     tiles: tuple[Tile, ...]
     chunks: tuple[Chunk, ...]
     slabs: tuple[Slab, ...]
+    packed: bool = False
+    """Whether chunks stay in registers, as they are in memory, rather than being read again."""
 
     @property
     def wide(self) -> tuple[Chunk | Slab, ...]:
@@ -111,6 +113,8 @@ def _direction(
 ) -> Direction:
     """The parts of the ladders that the spec's widths and strategy use."""
     single_block = spec.strategy == "single_block"
+    # To read a row again costs an RMSNorm nothing; a LayerNorm walks it three times, and reads two parameters besides.
+    packed = spec.norm == "layer" and spec.strategy != "welford"
     if spec.strategy == "welford":
         ladder = ()
         reasons.append(f"{name}: no whole rows at any width, as strategy: welford asks")
@@ -134,7 +138,7 @@ def _direction(
         reasons.append(f"{name}: to H = {tiles[-1].widest}, whole rows in registers, in tiles of {size} elements")
     ways: list[tuple[str, int]] = []
     for rung in some + rest:
-        way = _wide(rung)
+        way = _wide(rung, packed)
         if ways and ways[-1][0] == way:  # the rungs differ in size only
             ways.pop()
         ways.append((way, rung.widest))
@@ -143,14 +147,14 @@ def _direction(
         reasons.append(f"{name}: {f'to H = {widest}' if widest < WIDEST else beyond}, {way}")
     if single_block and spec.widths is None and name == "forward":
         reasons.append(f"{name}: wider rows than {limit} are refused at run time, as strategy: single_block asks")
-    return Direction(tiles, some, rest)
+    return Direction(tiles, some, rest, packed)
 
 
-def _wide(rung: Chunk | Slab) -> str:
+def _wide(rung: Chunk | Slab, packed: bool) -> str:
     """How rows that no tile holds are served."""
     if isinstance(rung, Slab):
         return f"a row is shared by programs of {rung.columns} columns of 2 bytes each"
-    return "chunks read again from the cache"
+    return "whole rows of 2 bytes an element in registers, packed" if packed else "chunks read again from the cache"
 
 
 def _steps(ladder: Sequence[Rung], below: int) -> Iterator[tuple[int, Rung]]:

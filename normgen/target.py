@@ -335,14 +335,14 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (1024, 1024, 2048, 4),
             (2048, 2048, 2048, 2),
             (4096, 4096, 4096, 4),
-            (7168, 8192, 8192, 8),
         ),
         chunks=_chunks(
+            (6144, 2048, 8, 5),
             (24576, 4096, 16, 3),
             (32768, 8192, 32, 2),
             (65536, 16384, 32, 1),
         ),
-        forward_slabs=_slabs((131072, 4096, 4, 5), (WIDEST, 2048, 2, 10)),
+        forward_slabs=_slabs((131072, 4096, 4, 5), (WIDEST, 2048, 2, 12)),
         backward=_tiles(
             (64, 64, 2048, 4, 4, 4),
             (96, 32, 4096, 4, 3, 2),
@@ -359,8 +359,9 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (6144, 2048, 6144, 8, 4, 1),
             (8192, 8192, 8192, 8, 3, 1),
             (12288, 2048, 12288, 8, 3, 1),
+            (16384, 4096, 16384, 8, 3, 1),
         ),
-        backward_slabs=_slabs((65536, 1024, 1, 16), (WIDEST, 4096, 4, 4)),
+        backward_slabs=_slabs((131072, 1024, 1, 12), (WIDEST, 2048, 2, 6)),
     ),
     ("rms", True): Ladders(
         forward=_tiles(
@@ -384,9 +385,10 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (5120, 1024, 5120, 4, 4, 1),
             (6144, 2048, 6144, 8, 3, 1),
             (8192, 8192, 8192, 8, 3, 1),
-            (12288, 2048, 12288, 8, 3, 1),
+            (12288, 4096, 12288, 8, 3, 1),
+            (16384, 4096, 16384, 8, 2, 1),
         ),
-        backward_slabs=_slabs((65536, 1024, 1, 14), (WIDEST, 2048, 4, 7)),
+        backward_slabs=_slabs((131072, 4096, 4, 3), (WIDEST, 2048, 2, 6)),
     ),
     ("layer", False): Ladders(
         forward=_tiles(
@@ -404,18 +406,19 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 2048, 8192, 4),
         ),
         chunks=_chunks(
-            (12288, 4096, 8, 6),
-            (16384, 4096, 16, 4),
-            (32768, 8192, 32, 2),
+            (12288, 4096, 8, 4),
+            (16384, 8192, 16, 3),
+            (32768, 8192, 16, 2),
+            (65536, 16384, 32, 1),
         ),
         forward_slabs=_slabs((131072, 2048, 2, 8), (WIDEST, 8192, 8, 2)),
         backward=_tiles(
             (64, 64, 8192, 16, 3, 1),
-            (96, 32, 4096, 4, 4, 2),
+            (96, 64, 8192, 16, 4, 1),
             (128, 64, 2048, 4, 4, 2),
             (256, 256, 8192, 16, 3, 1),
             (512, 256, 2048, 2, 4, 4),
-            (768, 1024, 1024, 2, 4, 6),
+            (768, 1024, 3072, 2, 4, 4),
             (1024, 1024, 2048, 2, 3, 4),
             (1280, 512, 1536, 2, 4, 4),
             (1536, 512, 1536, 2, 3, 4),
@@ -427,7 +430,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 8192, 8192, 8, 3, 1),
             (12288, 2048, 12288, 8, 3, 1),
         ),
-        backward_slabs=_slabs((65536, 1024, 1, 12), (WIDEST, 2048, 2, 6)),
+        backward_slabs=_slabs((131072, 1024, 1, 12), (WIDEST, 2048, 2, 6)),
     ),
     ("layer", True): Ladders(
         forward=_tiles(
@@ -438,7 +441,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (4096, 2048, 4096, 8),
             (8192, 8192, 8192, 8),
         ),
-        chunks=_chunks((16384, 8192, 16, 2), (32768, 16384, 32, 1)),
+        chunks=_chunks((12288, 8192, 16, 3), (32768, 8192, 16, 2), (65536, 16384, 32, 1)),
         forward_slabs=_slabs((WIDEST, 2048, 2, 6)),
         backward=_tiles(
             (64, 64, 8192, 16, 3, 1),
@@ -456,7 +459,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 8192, 8192, 8, 3, 1),
             (12288, 2048, 12288, 8, 3, 1),
         ),
-        backward_slabs=_slabs((65536, 1024, 1, 12), (WIDEST, 2048, 4, 5)),
+        backward_slabs=_slabs((131072, 1024, 2, 8), (WIDEST, 2048, 4, 4)),
     ),
 }
 
@@ -476,5 +479,10 @@ STATISTICS = Fixed(1, 4096, 16)
 
 def single_block_limit(ladders: Ladders, grad: bool) -> int:
     """The widest row that the largest tile can hold, in every direction that is emitted; 0 where there are no tiles."""
+
+    def most(tile: Tile) -> int:
+        # Wider than the ladder has it serve, where others serve faster: 64 elements a thread.
+        return max(tile.widest, tile.elements, min(8192, 64 * WARP * tile.warps))
+
     directions = (ladders.forward, ladders.backward) if grad else (ladders.forward,)
-    return min(max(tiles[-1].widest, tiles[-1].elements) if tiles else 0 for tiles in directions)
+    return min(most(tiles[-1]) if tiles else 0 for tiles in directions)

@@ -23,6 +23,7 @@ from normgen.equations import (
     Walk,
     Walks,
     chunked,
+    packed,
     parse,
     parse_fold,
     plus,
@@ -54,13 +55,13 @@ def system(
 
 def line(step: Step) -> str:
     if isinstance(step, Load):
-        return f"load {step.tensor.value}{'_first' if step.first else ''}"
+        return f"load {step.tensor.value}{'_first' if step.first else ''}{' raw' if step.raw else ''}"
     if isinstance(step, Let):
         return " ".join([*step.equation.comment, step.equation.target, "=", step.equation.expression])
     if isinstance(step, Accumulate):
         return f"{step.tensor.value} += {step.expression}"
     if isinstance(step, Take):
-        return f"take {step.value}"
+        return f"take {step.value}{' raw' if step.raw else ''}"
     if isinstance(step, Reload):
         return f"reload {step.value} from {step.tensor.value}"
     if isinstance(step, Meet):
@@ -151,7 +152,7 @@ def test_plus_takes_a_product_in_one_instruction() -> None:
 def test_whole_rows() -> None:
     first, second = whole_rows(system(X_MEAN + "y = (x - mean) * gamma")).walks
     assert walk(first) == ([zeros("total")], ["load x", "total_lanes = total_lanes + x"], [across("total")])
-    assert (first.kept, first.sums) == (("x",), ("total",))
+    assert (first.kept, first.sums) == ((("x", "x"),), ("total",))
     assert walk(second) == (
         ["mean = total * (1.0 / H)"],
         ["take x", "load gamma", "y = (x - mean) * gamma", "store y y"],  # gamma as late as possible: after the sum
@@ -172,13 +173,13 @@ def test_whole_rows_keep_what_a_later_walk_needs() -> None:
     """
     first, second, third = whole_rows(system(text)).walks
     assert walk(first)[1] == ["load x", "# told once scaled = x * 2.0", "total_lanes = total_lanes + scaled"]
-    assert first.kept == ("scaled",)
+    assert first.kept == (("scaled", "scaled"),)
     assert walk(second)[1] == [
         "take scaled",
         "centered = scaled - total",
         "squares_lanes = tl.fma(centered, centered, squares_lanes)",
     ]
-    assert second.kept == ("centered",)
+    assert second.kept == (("centered", "centered"),)
     assert walk(third)[1] == ["take centered", "take scaled", "y = centered * squares * scaled", "store y y"]
     assert third.kept == ()
 
@@ -246,7 +247,7 @@ def test_sums_of_one_level_stand_side_by_side() -> None:
         ],
         [across("one"), across("two")],
     )
-    assert (first.kept, first.sums) == (("x",), ("one", "two"))
+    assert (first.kept, first.sums) == ((("x", "x"),), ("one", "two"))
     assert walk(second) == (
         [zeros("three")],
         ["take x", "centered = x - one", "three_lanes = three_lanes + centered"],
@@ -344,16 +345,36 @@ GRADIENTS = [tensor("dx", role="output"), DGAMMA, tensor("dbeta", "H", "output")
 
 
 def test_persistent_rows_hoist_what_they_share() -> None:
-    """In front of the loop over rows; what is only on the way to it is not kept."""
-    solved = whole_rows(system(BACKWARD, [DY, X, GAMMA], GRADIENTS), persistent=True)
-    assert (lines(solved.hoisted), solved.hoisted_kept) == (["load gamma", "gain = gamma + 1.0"], ("gain",))
+    """In front of the loop over rows, as it is in memory; what is made of it is made for each row."""
+    solved = packed(system(BACKWARD, [DY, X, GAMMA], GRADIENTS), persistent=True)
+    assert (lines(solved.hoisted), solved.hoisted_kept) == (["load gamma raw"], (("gamma", "gamma_raw"),))
     [one] = solved.walks
-    assert walk(one) == (
-        [],
-        ["load dy", "take gain", "dx = dy * gain", "store dx dx", "load x", "dgamma += dy * x", "dbeta += dy"],
-        [],
-    )
+    made = ["take gamma raw", "gain = gamma + 1.0", "dx = dy * gain"]
+    assert walk(one) == ([], ["load dy", *made, "store dx dx", "load x", "dgamma += dy * x", "dbeta += dy"], [])
     assert one.kept == ()
+
+
+def test_packed_rows_keep_what_is_in_memory_and_make_the_rest_again() -> None:
+    text = X_MEAN + "# Why.\ncentered = x - mean\nsquares = tl.sum(centered * centered, axis=1, keep_dims=True)\n"
+    first, second, third = packed(system(text + "y = centered * squares * gamma")).walks
+    assert (lines(first.inside), first.kept) == (["load x raw"], (("x", "x_raw"),))
+    assert (lines(second.inside), second.kept) == (["take x raw", "# Why. centered = x - mean"], ())
+    made = ["take x raw", "centered = x - mean", "load gamma", "y = centered * squares * gamma", "store y y"]
+    assert (lines(third.inside), third.kept) == (made, ())
+
+
+def test_packed_rows_keep_what_is_stored_unless_the_store_rounds() -> None:
+    residual = tensor("residual")
+    text = "summed = x + residual\ntotal = tl.sum(summed, axis=1, keep_dims=True)\ny = summed * total"
+    out = Tensor("summed", "NH", "output", "input", "", "", stem="residual_out")
+    first, second = packed(system(text, [X, residual], [Y, out])).walks
+    stored = ["load x", "load residual", "summed = x + residual", "store summed summed"]
+    assert (lines(first.inside), first.kept) == (stored, (("summed", "summed.to(residual_out_ptr.dtype.element_ty)"),))
+    assert lines(second.inside) == ["take summed raw", "y = summed * total", "store y y"]
+    first, second = packed(system(text, [X, residual], [Y, replace(out, faithful=False)])).walks
+    assert first.kept == (("x", "x_raw"), ("residual", "residual_raw"))
+    again = ["take x raw", "take residual raw", "summed = x + residual"]
+    assert lines(second.inside) == [*again, "y = summed * total", "store y y"]
 
 
 def test_rows_of_one_tile_hoist_nothing() -> None:
@@ -363,7 +384,7 @@ def test_rows_of_one_tile_hoist_nothing() -> None:
 
 
 def test_sums_over_rows_are_taken_in_the_earliest_walk() -> None:
-    """There they need no register longer than the values that the walk has anyway."""
+    """There they need no register longer than the row has anyway."""
     text = """
     dx_hat = dy * gamma
     slope = tl.sum(dx_hat * x, axis=1, keep_dims=True)
@@ -373,29 +394,30 @@ def test_sums_over_rows_are_taken_in_the_earliest_walk() -> None:
     late = dy * slope
     """
     stores = [*GRADIENTS, tensor("late", "H", "output")]
-    solved = whole_rows(system(text, [DY, X, GAMMA], stores), persistent=True)
+    solved = packed(system(text, [DY, X, GAMMA], stores), persistent=True)
     first, second = solved.walks
-    assert (lines(solved.hoisted), solved.hoisted_kept) == (["load gamma"], ("gamma",))
+    assert (lines(solved.hoisted), solved.hoisted_kept) == (["load gamma raw"], (("gamma", "gamma_raw"),))
     assert walk(first) == (
         [zeros("slope")],
         [
-            "load dy",
-            "take gamma",
+            "load dy raw",
+            "take gamma raw",
             "dx_hat = dy * gamma",
-            "load x",
+            "load x raw",
             "dgamma += dy * x",
             "dbeta += dy",
             "slope_lanes = tl.fma(dx_hat, x, slope_lanes)",
         ],
         [across("slope")],
     )
-    assert first.kept == ("dx_hat", "x", "dy")
+    assert first.kept == (("dy", "dy_raw"), ("x", "x_raw"))
     assert walk(second)[1] == [
-        "take dx_hat",
-        "take x",
+        "take dy raw",
+        "take gamma raw",
+        "dx_hat = dy * gamma",
+        "take x raw",
         "dx = dx_hat - x * slope",
         "store dx dx",
-        "take dy",
         "late += dy * slope",
     ]
 
@@ -421,7 +443,7 @@ def test_single_takes_a_row_sum_in_one_line() -> None:
     assert walk(one) == (
         [],
         ["load dy", "load gamma", "gain = gamma + 1.0", "dx_hat = dy * gain", "load x"],
-        ["slope = tl.sum(dx_hat * x, axis=1, keep_dims=True)", "store slope slope"],
+        ["slope = _sum_of_products(dx_hat, x)", "store slope slope"],
     )
     assert (one.begin, one.each, one.kept) == ((), (), ())
 
@@ -668,7 +690,7 @@ def test_single_keeps_what_a_second_sum_needs() -> None:
     assert walk(second) == (
         [],
         ["take twice", "apart = twice - total"],
-        ["square = tl.sum(apart * apart, axis=1, keep_dims=True)", "store square square"],
+        ["square = _sum_of_products(apart, apart)", "store square square"],
     )
 
 

@@ -29,11 +29,15 @@ for index, keys in enumerate(
 # whose sum is past 31 bits where the number of rows almost is.
 LANGUAGE = {
     *("arange", "constexpr", "debug_barrier", "div_rn", "float32", "float64", "fma", "full", "int1", "int32", "int64"),
-    *("maximum", "minimum", "num_programs", "program_id", "range", "sqrt_rn", "static_range", "store", "sum", "where"),
-    *("load", "zeros"),
+    *("load", "maximum", "minimum", "num_programs", "program_id", "range", "reshape", "split", "sqrt_rn"),
+    *("static_range", "store", "sum", "where", "zeros"),
 }
 # Roots in fp64, and the wait for a word, which NVIDIA's GPUs alone come to.
-ALONE = {"_sqrt": {"sqrt"}, "_collect": {"inline_asm_elementwise"}, "_widen": {"inline_asm_elementwise", "bfloat16"}}
+ALONE = {
+    "_sqrt": {"sqrt"},
+    "_collect": {"inline_asm_elementwise"},
+    "_widen": {"inline_asm_elementwise", "bfloat16", "float16"},
+}
 
 
 @pytest.fixture(params=sorted(SOURCES))

@@ -51,6 +51,11 @@ class Tensor:
         return f"{self.stem or self.value}_ptr"
 
     @property
+    def variable(self) -> str:
+        """Name in host code."""
+        return self.stem or self.api
+
+    @property
     def rows(self) -> str:
         """Kernel variable that points to the first column of each row."""
         return f"{self.stem or self.value}_rows"

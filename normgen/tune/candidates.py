@@ -54,6 +54,8 @@ class Space:
     """Of a column of all rows that the backward kernel loads."""
     held: int
     """Arrays of a tile's size in the registers of the backward kernel, by and large."""
+    packed: int = 0
+    """Bytes of an element of what forward keeps of rows wider than tiles; 0 where it reads them again."""
     shared_memory: int = 232448
     multiprocessors: int = 132
 
@@ -147,8 +149,11 @@ class Space:
 
     def _chunks(self, width: int) -> Iterator[Launch]:
         for columns, warps, each in _parts(width, (1024, 2048, 4096, 8192, 16384), 4):
-            for programs in (1, 2, 3, 4, 6):
-                if 2 * each + 24 <= min(THREAD_REGISTERS, REGISTERS // (WARP * warps * programs)):
+            for programs in (1, 2, 3, 4, 5, 6):
+                taken = 2 * each
+                if self.packed:  # the whole row, as it is in memory
+                    taken = -(-width // columns) * each * self.packed // 4
+                if taken + 24 <= min(THREAD_REGISTERS, REGISTERS // (WARP * warps * programs)):
                     yield columns, warps, programs
 
     def _slabs(self, width: int) -> Iterator[Launch]:
@@ -207,6 +212,7 @@ def space(kernels: Kernels, dtype: str, **gpu: int) -> Space:
         itemsize=itemsize,
         row_bytes=sum(map(size, backward.strided)) if backward else 0,
         held=2 + len(shared) + len(backward.sums) if backward else 2,
+        packed=sum(map(size, kernels.forward_chunked.packed)) if kernels.forward_chunked else 0,
         **gpu,
     )
 

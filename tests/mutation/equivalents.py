@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mutation.mutants import Mutant
 
-NEXT = r"^row = tile \+ programs \+ "  # the row that slabs look ahead to
-FIRST_NEXT = r"^row = program \+ "
 POSTED = r"^row = tile \+ tl"
-FINISHED = r"^row = tile - programs \+ "
+FINISHED = r"^row = tile - (2 \* )?programs \+ "
 ALONE = r"^row = tl\.program_id\(0\) \+ "  # the only row of a program
 FORWARD = r"forward|forward_chunked|forward_slabs"
 ONE_SUM = r"rmsnorm(?!_eps_outside).*"  # of a row in each kernel
@@ -73,24 +71,11 @@ EQUIVALENTS = (
         "It is multiplied by dy, which is 0 outside of the rows that exist.",
         function=r"backward|backward_slabs",
     ),
-    Equivalent(r"first row skipped", r"^row_mask = ", "The first row is no program's next row.", row=NEXT),
     Equivalent(
-        r"one row too many|no mask on a load of rows",
-        r"^row_mask = |_first_next = ",
-        "There are no more programs than rows.",
-        row=FIRST_NEXT,
-    ),
-    Equivalent(
-        r"row mask lost",
-        r"_next = ",
-        "A program's first row is one that exists.",
-        row=FIRST_NEXT,
-    ),
-    Equivalent(
-        r"one row too many|row mask lost|no mask on a load of a statistic|other is .+",
-        r"\brow_mask\b",
-        "Only rows that exist are finished.",
-        row=FINISHED,
+        r"row mask lost|no mask on a load of .+|other is .+",
+        r"mask=row_mask[,)]|^mask = row_mask & col_mask",
+        "Only rows that exist are in work.",
+        function="forward_slabs|backward_slabs",
     ),
     Equivalent(
         r"row mask lost|no mask on .+",

@@ -27,6 +27,8 @@ REACHED = {
     "backward": ("backward_of", "far_from", "tiles"),
     "backward_slabs": ("backward_of", "wide"),
     "sum_partials": ("backward_of", "wide"),
+    "_sum_of_products": ("of_each_strategy", "wide"),
+    "_packed": ("forward_of", "chunks", "wide"),
     "_rows": ("layout", "kept_by_kind"),
     "_check": ("refused",),
     "_empty_like": ("like_real", "layout"),

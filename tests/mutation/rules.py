@@ -15,6 +15,7 @@ BACKWARD = "backward|backward_slabs"
 KERNELS = f"{ROWS}|{BACKWARD}|sum_partials"
 # Through fp16 and back, but for fp64: it must be noticed with tensors of other dtypes.
 FP16 = ".to(tl.float16 if compute == tl.float32 else compute).to(compute)"
+FP16_OF_A = r"lanes = (\1).to(tl.float16 if a.dtype == tl.float32 else a.dtype).to(a.dtype)"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ PRECISION = (
     Rule("a sum over rows in fp16", r"^(d\w+_sum) = (tl\.fma.+|.+ \+ .+)", rf"\1 = (\2){FP16}"),
     Rule("a sum over rows in fp16, blocks", r"^(d(?:gamma|beta)_blocks \+=) \((.+),\)", rf"\1 ((\2){FP16},)"),
     Rule("squares in fp16", r"tl\.fma\((\w+), \1, (\w+)\)", rf"\2 + (\1{FP16} * \1){FP16}"),
+    Rule("products in fp16", r"^lanes = (.+)", FP16_OF_A, "_sum_of_products"),
     Rule("mean in fp16", r"^mean = (middle \+ drift)", rf"mean = (\1){FP16}"),
     Rule("variance in fp16", r"var = (square_sum .+|tl\.where.+)", rf"var = (\1){FP16}"),
     Rule("eps in fp16", r"epsilon = (tl\.full.+)", rf"epsilon = \1{FP16}"),
@@ -91,7 +93,8 @@ MASKS = (
     Rule("last column skipped", r"col < H", "col < H - 1", "_columns"),
     Rule("first column skipped", r"col < H", "(col < H) & (col > 0)", "_columns"),
     Rule("one column too many", r"col < H", "col <= H", "_columns"),
-    Rule("rows before the first", r"tile >= program \+ programs", "tile >= program", SLABS),
+    Rule("rows before the first", r"tile >= program \+ .+(?=:)", "tile >= program", SLABS),
+    Rule("row beyond the last", r"tl\.minimum\((tile.*), N - 1\)", r"(\1)", SLABS),
 )
 
 STORES = (
@@ -169,7 +172,13 @@ ROUNDINGS = (
     Rule("stored sum rounded to bf16", r"(tl\.store\(residual_out_rows \+ col, \w+)", r"\1.to(tl.bfloat16)"),
     Rule("gradient rounded to bf16", r"(tl\.store\(dx\w+ \+ .+, dx|tl\.store\(dx.+, dsummed)", r"\1.to(tl.bfloat16)"),
     Rule("weight rounded", r"((gamma|beta) = .+)\.to\(comp", r"\1.to(x_ptr.dtype.element_ty).to(comp", FORWARD),
-    Rule("weight rounded, backward", r"(gamma = .+)\.to\(comp", r"\1.to(dy_ptr.dtype.element_ty).to(comp", BACKWARD),
+    Rule(
+        "weight rounded, slabs",
+        r"^((?:gamma|beta) = _widen.+)",
+        r"\1.to(x_ptr.dtype.element_ty).to(compute)",
+        "forward_slabs",
+    ),
+    Rule("weight rounded, backward", r"^(gamma = _widen.+)", r"\1.to(dy_ptr.dtype.element_ty).to(compute)", BACKWARD),
     Rule("gain rounded", r"gain = (gamma \+ .+)", r"gain = (\1).to(gamma_ptr.dtype.element_ty).to(compute)"),
     Rule(
         "partial sums in fp16",
@@ -179,7 +188,7 @@ ROUNDINGS = (
     ),
 )
 
-TERMS = r"\((dx_hat|dy) - (dshift - )?(x_hat|y) \* dslope\)"
+TERMS = r"tl\.fma\(-(x_hat|y), dslope, (dx_hat|dy)( - dshift)?\)"
 GRADIENTS = (
     Rule("weight offset forgotten", r"gain = gamma \+ .+", "gain = gamma", FORWARD),
     Rule("weight offset forgotten in dx", r"gain = gamma \+ .+", "gain = gamma", BACKWARD),
@@ -187,19 +196,19 @@ GRADIENTS = (
     Rule("shift term dropped", r" - dshift", ""),
     Rule("shift term doubled", r" - dshift", " - 2.0 * dshift"),
     Rule("shift term added", r" - dshift", " + dshift"),
-    Rule("slope term dropped", r" - (x_hat|y) \* dslope", ""),
-    Rule("slope term doubled", r" - (x_hat|y) \* dslope", r" - 2.0 * \1 * dslope"),
-    Rule("slope term added", r" - (x_hat|y) \* dslope", r" + \1 * dslope"),
-    Rule("slope times dy", TERMS, r"(\1 - \2\1 * dslope)"),
-    Rule("direct term dropped", TERMS, r"(0.0 - \2\3 * dslope)"),
-    Rule("direct term doubled", TERMS, r"(2.0 * \1 - \2\3 * dslope)"),
+    Rule("slope term dropped", TERMS, r"(\2\3)"),
+    Rule("slope term doubled", TERMS, r"tl.fma(-2.0 * \1, dslope, \2\3)"),
+    Rule("slope term added", TERMS, r"tl.fma(\1, dslope, \2\3)"),
+    Rule("slope times dy", TERMS, r"tl.fma(-\2, dslope, \2\3)"),
+    Rule("direct term dropped", TERMS, r"tl.fma(-\1, dslope, 0.0 * \2\3)"),
+    Rule("direct term doubled", TERMS, r"tl.fma(-\1, dslope, 2.0 * \2\3)"),
     Rule("rstd left out of dx", rf"rstd \* (?={TERMS})", ""),
     Rule("rstd squared in dx", rf"rstd \* (?={TERMS})", "rstd * rstd * "),
     Rule("gradient of the stored sum dropped", r" \+ dresidual_out$", ""),
     Rule("gradient of the stored sum doubled", r" \+ dresidual_out$", " + 2.0 * dresidual_out"),
     Rule("weight left out of dx", r"dx_hat = dy \* \w+", "dx_hat = dy"),
     Rule("weight squared in dx", r"dx_hat = dy \* (\w+)", r"dx_hat = dy * \1 * \1"),
-    Rule("slope without the weight", r"dx_hat(?=, x_hat, slope| \* x_hat, axis)", "dy"),
+    Rule("slope without the weight", r"dx_hat(?=, x_hat(?:, slope|\)))", "dy"),
     Rule("shift without the weight", r"(shift_sum_lanes \+|shift_sum = tl\.sum\() ?dx_hat", r"\1 dy"),
     Rule("dweight with the weight", r"tl\.fma\(dy, (x_hat|rounded), dgamma", r"tl.fma(dx_hat, \1, dgamma"),
     Rule("dweight dropped", r"tl\.fma\(dy, \w+, (dgamma_sum[^)]*)\)", r"\1"),
@@ -208,7 +217,7 @@ GRADIENTS = (
     Rule("dbias dropped", r"(dbeta_sum\S*) \+ dy", r"\1"),
     Rule("dbias with the weight", r"(dbeta_sum\S*) \+ dy", r"\1 + dx_hat"),
     Rule("dbias doubled", r"(dbeta_sum\S*) \+ dy", r"\1 + 2.0 * dy"),
-    Rule("slope and shift exchanged", r" - dshift - (\w+) \* dslope", r" - dslope - \1 * dshift"),
+    Rule("slope and shift exchanged", r"dslope, (\w+) - dshift", r"dshift, \1 - dslope"),
     Rule("dweight and dbias exchanged", r"^dx, dweight, dbias =", "dx, dbias, dweight =", "_backward"),
     Rule("gradient of residual left out", r"return None, dx, dx\b", "return None, dx, None", "_gradients"),
     Rule("gradient of x left out", r"return None, dx\b", "return None, None", "_gradients"),
@@ -226,13 +235,17 @@ SUMS = (
     Rule("partial sums of one program left out", r"^programs,$", "programs - 1,", "_backward"),
     Rule("first tile of each program skipped", r"tl\.range\(program, ", "tl.range(program + tl.num_programs(0), "),
     Rule("last tile skipped", r"\(N - 1\) // BLOCK_N \+ 1", "N // BLOCK_N", "backward"),
-    Rule("last rows not finished", r"N \+ programs", "N", SLABS),
+    Rule("last row not posted", r"tile < N", "tile < N - 1", SLABS),
+    Rule("row after the last posted", r"tile < N", "tile <= N", SLABS),
+    Rule("last rows not finished", r"N \+ (2 \* )?programs", "N", SLABS),
+    Rule("last rows of all but one step not finished", r"N \+ 2 \* programs", "N + programs", SLABS),
     Rule("first rows not finished", r"tile >= program \+", "tile > program +", SLABS),
-    Rule("row after the one that was posted", r"row = tile - programs", "row = tile", SLABS),
+    Rule("row after the one that was posted", r"row = tile - (2 \* )?programs", "row = tile", SLABS),
+    Rule("row of one step later", r"row = tile - 2 \* programs", "row = tile - programs", SLABS),
     Rule(
         "row loaded ahead taken for the present one",
         r"^(\w+)_loaded = \1_next",
-        r"\1_loaded = tl.load(\1_ptr + row * \1_stride + col, mask=row_mask & col_mask, other=0.0)",
+        r"\1_loaded = tl.load(\1_ptr + row * \1_stride + col, mask=mask, other=0.0)",
         SLABS,
     ),
     Rule(
@@ -241,7 +254,9 @@ SUMS = (
         r"\1_first = tl.load(\1_ptr + row * \1_stride, mask=row_mask, other=0.0)",
         SLABS,
     ),
-    Rule("present row loaded ahead", r"row = tile \+ programs", "row = tile", SLABS),
+    Rule("present row loaded ahead", r"minimum\(tile \+ programs", "minimum(tile", SLABS),
+    Rule("a quarter of the products left out", r"tl\.fma\(a_1, b_1, a_0 \* b_0\)", "a_0 * b_0", "_sum_of_products"),
+    Rule("products of neighbours", r"a_3, b_3", "a_3, b_2", "_sum_of_products"),
 )
 
 EXCHANGE = (
@@ -254,7 +269,7 @@ EXCHANGE = (
     Rule("sign of the first sum in the second", r" & 0xFFFFFFFF", "", "_post"),
     Rule("both sums in one word, float64", r"index \* 2 \+ 1", "index * 2", "_post"),
     Rule("one word read for both sums, float64", r"index \* 2 \+ 1", "index * 2", "_collect"),
-    Rule("words of the row before", r"^done = \(tile - programs\)", "done = tl.maximum(tile - programs - 1, 0)", SLABS),
+    Rule("words of the row before", r"^done = \((.+programs)\)", r"done = tl.maximum(\1 - 1, 0)", SLABS),
     Rule("words of all slabs in one place", r"(_post.+) \+ slab\b", r"\1", SLABS),
     Rule("words beyond the last", r"tl\.minimum\(lane, SLABS - 1\)", "lane", "_collect"),
     Rule("last slab left out, first sum", r"lane < SLABS, low", "lane < SLABS - 1, low", "_collect"),
@@ -268,6 +283,7 @@ HOST = (
     Rule("grid one short", r"\(-\(-(N // BLOCK_N|H // BLOCK_SIZE)\), 1, 1\)", r"(\1, 1, 1)", "_forward|_backward"),
     Rule("slabs one short", r"SLABS = -\(-(H // BLOCK_SIZE)\)", r"SLABS = max(1, \1)", "_slab_launch"),
     Rule("blocks one short", r"BLOCKS = -\(-(H // BLOCK_SIZE)\)", r"BLOCKS = max(1, \1)", "_tile"),
+    Rule("blocks one short, packed", r"return -\(?-H // BLOCK_SIZE\)", "return max(1, H // BLOCK_SIZE)", "_packed"),
     Rule("copy left out", r"rows = rows\.contiguous\(\)", "pass", "_rows"),
     Rule("copy not needed", r"rows\.stride\(1\) != 1 and H != 1", "True", "_rows"),
     Rule("layout not looked at", r"if tensor\.is_contiguous\(\)", "if True", "_rows"),
