@@ -21,9 +21,9 @@ SECONDS = 300  # a hang is then an error: a spec takes a tenth of it
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="programs run side by side on a GPU alone")
 
 
-def hunt(spec: Path, repeats: int, *under: str) -> str:
+def hunt(spec: Path, repeats: int, *under: str, alone: bool = False) -> str:
     """What it prints. What hangs is killed with all its children: one left on the GPU would disturb other tests."""
-    command = [*under, sys.executable, "-m", "tests.race_hunt", str(repeats), str(spec)]
+    command = [*under, sys.executable, "-m", "tests.race_hunt", *["--alone"] * alone, str(repeats), str(spec)]
     # Without blocks that PyTorch keeps, an access beside a tensor is one beside an allocation.
     environ = os.environ | ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if under else {})
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -50,7 +50,9 @@ def test_the_same_bits_a_thousand_times(spec: Path) -> None:
 def test_sanitized(spec: Path, tool: str) -> None:
     """Kernels of the module alone: what multiplies matrices beside them races with itself, says racecheck.
 
-    All kernels under initcheck: it calls initialised what a kernel has written that it watched.
+    All kernels under initcheck: it calls initialised what a kernel has written that it watched. On one stream under
+    racecheck, which looks at the threads of a program, and itself breaks down when kernels run side by side.
     """
     checked = () if tool == "initcheck" else ("--kernel-name", f"kernel_substring={spec.stem}")
-    assert ": 0 of 2 calls" in hunt(spec, 1, "compute-sanitizer", "--tool", tool, *checked, "--error-exitcode", "3")
+    under = ("compute-sanitizer", "--tool", tool, *checked, "--error-exitcode", "3")
+    assert ": 0 of 2 calls" in hunt(spec, 1, *under, alone=tool == "racecheck")

@@ -149,6 +149,7 @@ def test_forward_only() -> None:
 # Compile-time arguments: sizes, and which half of an exchange a launch does.
 SIZES = {"BLOCK_N", "BLOCKS", "BLOCK_SIZE", "STAGES", "SLABS", "ALIGNMENT", "H"}
 HALVES = {"POST", "FINISH"}
+STEPS = {"tile < N", "tile >= program + programs", "tile >= program + 2 * programs"}
 
 
 @shipped
@@ -162,7 +163,7 @@ def test_compile_time_arguments_are_no_flags(name: str) -> None:
         widened = {"PTX"} if "_widen(" in ast.unparse(kernel) else set()  # whether NVIDIA's instructions are there
         assert halves | widened <= constants <= SIZES | halves | few | widened | {"input_dtype", "output_dtype"}
         conditions = {ast.unparse(node.test) for node in ast.walk(kernel) if isinstance(node, ast.If)}
-        conditions -= halves | few | ({"tile < N", "tile >= program + programs"} if halves else set())
+        conditions -= halves | few | (STEPS if halves else set())
         assert all(re.fullmatch(r"(d\w+|mean|rstd)_ptr is not None", condition) for condition in conditions)
         assert not any(isinstance(node, ast.While) for node in ast.walk(kernel))
 
