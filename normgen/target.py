@@ -320,7 +320,7 @@ def _slabs(*rungs: tuple[int, ...]) -> list[Slab]:
 
 
 # Chosen for the share of a device copy that is reached (bf16, 2^27 elements), from what was tried
-# (benchmarks/results/h200/search.json): tiles at 23 widths, LayerNorm's forward at 9; chunks at 7; slabs at 2 to 4. Not
+# (benchmarks/results/h200/search.json): tiles at 23 widths, LayerNorm's forward at 9; chunks at 7; slabs at 2 to 6. Not
 # every rung was tried at every width that it serves. Nor is it always the fastest tried: one may serve its neighbours
 # too, spill nothing, or move 16 bytes at a time on other GPUs. Many small programs did best: LayerNorm's backward at
 # 1024 columns reached 0.75 with 8 warps a program, 0.95 with 2 and 4. Keyed by norm, and whether a residual is added,
@@ -342,7 +342,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (32768, 8192, 32, 2),
             (65536, 16384, 32, 1),
         ),
-        forward_slabs=_slabs((131072, 4096, 4, 5), (WIDEST, 2048, 2, 12)),
+        forward_slabs=_slabs((131072, 4096, 4, 5), (WIDEST, 2048, 2, 10)),
         backward=_tiles(
             (64, 64, 2048, 4, 4, 4),
             (96, 32, 4096, 4, 3, 2),
@@ -359,7 +359,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (6144, 2048, 6144, 8, 4, 1),
             (8192, 8192, 8192, 8, 3, 1),
             (12288, 2048, 12288, 8, 3, 1),
-            (16384, 4096, 16384, 8, 3, 1),
+            (16384, 8192, 16384, 16, 3, 1),
         ),
         backward_slabs=_slabs((131072, 1024, 1, 12), (WIDEST, 2048, 2, 6)),
     ),
@@ -406,8 +406,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 2048, 8192, 4),
         ),
         chunks=_chunks(
-            (12288, 4096, 8, 4),
-            (16384, 8192, 16, 3),
+            (16384, 4096, 8, 3),
             (32768, 8192, 16, 2),
             (65536, 16384, 32, 1),
         ),
@@ -428,7 +427,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (5120, 1024, 5120, 4, 3, 2),
             (7168, 8192, 8192, 16, 4, 1),
             (8192, 8192, 8192, 8, 3, 1),
-            (12288, 2048, 12288, 8, 3, 1),
+            (12288, 4096, 12288, 16, 3, 1),
         ),
         backward_slabs=_slabs((131072, 1024, 1, 12), (WIDEST, 2048, 2, 6)),
     ),
@@ -441,7 +440,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (4096, 2048, 4096, 8),
             (8192, 8192, 8192, 8),
         ),
-        chunks=_chunks((12288, 8192, 16, 3), (32768, 8192, 16, 2), (65536, 16384, 32, 1)),
+        chunks=_chunks((12288, 4096, 8, 4), (32768, 8192, 16, 2), (65536, 16384, 32, 1)),
         forward_slabs=_slabs((WIDEST, 2048, 2, 6)),
         backward=_tiles(
             (64, 64, 8192, 16, 3, 1),
@@ -457,7 +456,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (4096, 1024, 4096, 4, 3, 2),
             (6144, 2048, 6144, 8, 4, 1),
             (8192, 8192, 8192, 8, 3, 1),
-            (12288, 2048, 12288, 8, 3, 1),
+            (12288, 4096, 12288, 16, 3, 1),
         ),
         backward_slabs=_slabs((131072, 1024, 2, 8), (WIDEST, 2048, 4, 4)),
     ),
