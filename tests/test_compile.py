@@ -40,8 +40,8 @@ SAMPLE = (
 )
 
 # To be mended: kernels that do spill, by kernel and width, and how many bytes a thread. No other may, and none more.
-# The ladders were searched with bf16 on an H200, with Triton 3.6; other dtypes, GPUs, widths that are no power of two and
-# Triton 3.9 are at the edge of their registers in places.
+# The ladders were searched with bf16 on an H200, with Triton 3.6; other dtypes, GPUs, widths that are no power of two
+# and Triton 3.9 are at the edge of their registers in places.
 KNOWN: dict[tuple[str, str, str], dict[tuple[str, int], int]] = {
     ("cuda:80", "bfloat16", "bfloat16"): {
         ("layernorm_backward_slabs", 131064): 40,

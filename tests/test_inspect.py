@@ -204,6 +204,31 @@ print(sorted({call.width for call in calls({"a.yaml": load(text, "a.yaml")})}))
     assert done.stdout == "[65536, 131072, 262144]\n"  # the one of forward, and two of backward
 
 
+def test_rows_of_twice_the_bytes_have_half_the_programs() -> None:
+    """A packed row of 4 bytes an element takes twice the registers; where one program has them all, slabs take it."""
+    script = """
+from pathlib import Path
+
+from normgen.launches import calls, launches
+from normgen.loader import load_at
+
+specs = {path: load_at(Path(path)) for path in ("layernorm.yaml",)}
+for dtype in ("bfloat16", "float32"):
+    for call in calls(specs, dtype=dtype, widths=[32768, 65536]):
+        if call.rows > 1:
+            one = launches(call, "cuda:90")[0]
+            print(dtype, call.width, one.kernel, one.options["num_warps"], one.options["maxnreg"])
+"""
+    done = python("-c", script.replace('"layernorm.yaml"', repr(str(ROOT / "specs" / "layernorm.yaml"))))
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "bfloat16 32768 layernorm_forward_chunked 16 64",
+        "bfloat16 65536 layernorm_forward_chunked 32 64",
+        "float32 32768 layernorm_forward_chunked 16 128",
+        "float32 65536 layernorm_forward_slabs 2 128",
+    ]
+
+
 def test_what_a_spec_does_not_take() -> None:
     script = """
 from normgen.errors import SpecError

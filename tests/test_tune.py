@@ -335,6 +335,18 @@ def test_no_width_loses_more_than_a_hundredth() -> None:
     assert len(merged(SPACE, ALL, "forward", widths, same)["chunks"]) == 1
 
 
+def test_packed_rows_are_tried_where_registers_hold_them() -> None:
+    """The whole row, two elements of 2 bytes a register, beside 24 for the rest."""
+    for width in (12288, 65536):
+        launches = dataclasses.replace(SPACE, packed=2).launches("chunks", width)
+        assert launches
+        for columns, warps, programs in launches:
+            held = -(-width // columns) * columns // (2 * 32 * warps)
+            assert held + 24 <= min(255, 65536 // (32 * warps * programs))
+    assert (16384, 32, 1) in launches and not any(warps * programs > 32 for _, warps, programs in launches)
+    assert not dataclasses.replace(SPACE, packed=4).launches("chunks", 65536)  # twice the bytes have no room
+
+
 def test_the_crossing_lies_where_chunks_become_faster() -> None:
     widths = [2048, 4096, 8192, 16384]
     raw = spread(widths, lambda ladder, launch, width: 0.9 if (ladder == "chunks") == (width > 2048) else 0.7)
