@@ -180,9 +180,13 @@ class Walk:
 class Walks:
     """The lines of a kernel."""
 
-    hoisted: tuple[Step, ...] = ()
-    hoisted_kept: tuple[tuple[str, str], ...] = ()
+    hoisted: tuple[Load, ...] = ()
     walks: tuple[Walk, ...] = ()
+
+    @property
+    def hoisted_kept(self) -> tuple[tuple[str, str], ...]:
+        """What is hoisted is kept, as it is in memory."""
+        return tuple((load.tensor.value, _raw_name(load.tensor.value)) for load in self.hoisted)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -480,8 +484,7 @@ def _walks(system: System, keep: Literal["", "memory", "values"], hoist: bool, l
     """
     reductions = [name for name in system.needed() if system.reduces(name)]
     pending = list(system.stores)
-    hoisted: dict[str, Step] = {}
-    hoisted_kept: dict[str, str] = {}
+    hoisted: dict[str, Load] = {}
     rows_done: set[str] = set()
     made: dict[str, _Walk] = {}
     stored: dict[str, _Walk] = {}
@@ -502,7 +505,6 @@ def _walks(system: System, keep: Literal["", "memory", "values"], hoist: bool, l
         walk.done.add(name)
         if hoist and "N" not in dims and name in system.loads:
             hoisted[name] = Load(system.loads[name], raw=True)
-            hoisted_kept[name] = f"{name}_raw"
             walk.inside.append(Take(name, raw=True))
         elif keep == "values" and name in made:
             made[name].kept[name] = name
@@ -511,7 +513,7 @@ def _walks(system: System, keep: Literal["", "memory", "values"], hoist: bool, l
             stored[name].kept[name] = f"{name}.to({stored[name].stored[name].pointer}.dtype.element_ty)"
             walk.inside.append(Take(name, raw=True))
         elif keep == "memory" and name in made and name in system.loads:
-            made[name].kept[name] = f"{name}_raw"
+            made[name].kept[name] = _raw_name(name)
             walk.inside.append(Take(name, raw=True))
         elif name in stored:
             storing = stored[name]
@@ -558,7 +560,7 @@ def _walks(system: System, keep: Literal["", "memory", "values"], hoist: bool, l
         walk.folds = folds
         if folds or walk.inside or walk.after:
             walks.append(walk)
-    return Walks(tuple(hoisted.values()), tuple(hoisted_kept.items()), tuple(walk.frozen() for walk in walks))
+    return Walks(tuple(hoisted.values()), tuple(walk.frozen() for walk in walks))
 
 
 @dataclass
@@ -589,9 +591,15 @@ class _Walk:
         )
 
     def _raw(self, step: Step) -> Step:
-        if isinstance(step, Load) and self.kept.get(step.tensor.value, "").endswith("_raw"):
+        """The step, of a load that is kept as it is in memory as one that says so."""
+        if isinstance(step, Load) and self.kept.get(step.tensor.value) == _raw_name(step.tensor.value):
             return replace(step, raw=True)
         return step
+
+
+def _raw_name(value: str) -> str:
+    """The name of a value as it is in memory."""
+    return f"{value}_raw"
 
 
 def _uncommented(step: Step) -> Step:
