@@ -9,6 +9,7 @@ import csv
 import functools
 import importlib.util
 import json
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -257,10 +258,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "liger_kernel.ops.rms_norm": types.SimpleNamespace(LigerRMSNormFunction=Overwriting),
         "quack.rmsnorm": Quack,
     }
-    real = providers.importlib.import_module
-    monkeypatch.setattr(
-        providers.importlib, "import_module", lambda name: modules[name] if name in modules else real(name)
-    )
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
 
 
 SMALL = ("--width", "48", "--elements", "500")
