@@ -76,6 +76,14 @@ class Kernel:
         return tuple(tensor for tensor in self.posted.loads if tensor.dims == "NH") if self.carried else ()
 
     @cached_property
+    def prefetched(self) -> tuple[Tensor, ...]:
+        """In a kernel of slabs: the rows that a cache is asked for before they are loaded ahead.
+
+        One tensor alone, of which few bytes are on their way: two are slower with it.
+        """
+        return self.ahead if len(self.ahead) == 1 else ()
+
+    @cached_property
     def read_again(self) -> tuple[Tensor, ...]:
         """In a kernel of slabs: the rows that both its steps load."""
         return tuple(t for t in self.posted.loads if t in self.lines.loads and t not in self.carried)
@@ -190,6 +198,11 @@ class Kernels:
     def exchanges(self) -> bool:
         """Whether programs that share a row exchange its sums."""
         return any(kernel.words for kernel in self.all)
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether any kernel asks a cache for rows before it loads them."""
+        return any(kernel.prefetched for kernel in self.all)
 
     @property
     def all(self) -> tuple[Kernel, ...]:

@@ -342,7 +342,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (32768, 8192, 32, 2),
             (65536, 16384, 32, 1),
         ),
-        forward_slabs=_slabs((131072, 4096, 4, 5), (WIDEST, 2048, 2, 10)),
+        forward_slabs=_slabs((WIDEST, 8192, 4, 3)),
         backward=_tiles(
             (64, 64, 2048, 4, 4, 4),
             (96, 32, 4096, 4, 3, 2),
@@ -405,12 +405,8 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (7168, 1024, 7168, 4),
             (8192, 2048, 8192, 4),
         ),
-        chunks=_chunks(
-            (16384, 4096, 8, 3),
-            (32768, 8192, 16, 2),
-            (65536, 16384, 32, 1),
-        ),
-        forward_slabs=_slabs((131072, 2048, 2, 8), (WIDEST, 8192, 8, 2)),
+        chunks=_chunks((16384, 4096, 8, 3), (32768, 8192, 16, 2)),
+        forward_slabs=_slabs((WIDEST, 2048, 1, 8)),
         backward=_tiles(
             (64, 64, 8192, 16, 3, 1),
             (96, 64, 8192, 16, 4, 1),

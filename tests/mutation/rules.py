@@ -188,7 +188,7 @@ ROUNDINGS = (
     ),
 )
 
-TERMS = r"tl\.fma\(-(x_hat|y), dslope, (dx_hat|dy)( - dshift)?\)"
+TERMS = r"tl\.fma\((x_hat|y), -dslope, (dx_hat|dy)( - dshift)?\)"
 GRADIENTS = (
     Rule("weight offset forgotten", r"gain = gamma \+ .+", "gain = gamma", FORWARD),
     Rule("weight offset forgotten in dx", r"gain = gamma \+ .+", "gain = gamma", BACKWARD),
@@ -197,18 +197,20 @@ GRADIENTS = (
     Rule("shift term doubled", r" - dshift", " - 2.0 * dshift"),
     Rule("shift term added", r" - dshift", " + dshift"),
     Rule("slope term dropped", TERMS, r"(\2\3)"),
-    Rule("slope term doubled", TERMS, r"tl.fma(-2.0 * \1, dslope, \2\3)"),
+    Rule("slope term doubled", TERMS, r"tl.fma(\1, -2.0 * dslope, \2\3)"),
     Rule("slope term added", TERMS, r"tl.fma(\1, dslope, \2\3)"),
-    Rule("slope times dy", TERMS, r"tl.fma(-\2, dslope, \2\3)"),
-    Rule("direct term dropped", TERMS, r"tl.fma(-\1, dslope, 0.0 * \2\3)"),
-    Rule("direct term doubled", TERMS, r"tl.fma(-\1, dslope, 2.0 * \2\3)"),
+    Rule("slope times dy", TERMS, r"tl.fma(\2, -dslope, \2\3)"),
+    Rule("direct term dropped", TERMS, r"tl.fma(\1, -dslope, 0.0 * \2\3)"),
+    Rule("direct term doubled", TERMS, r"tl.fma(\1, -dslope, 2.0 * \2\3)"),
     Rule("rstd left out of dx", rf"rstd \* (?={TERMS})", ""),
     Rule("rstd squared in dx", rf"rstd \* (?={TERMS})", "rstd * rstd * "),
+    Rule("rstd left out of the slope", r"slope_sum \* rstd", "slope_sum"),
+    Rule("rstd squared in the slope", r"slope_sum \* rstd", "slope_sum * rstd * rstd"),
     Rule("gradient of the stored sum dropped", r" \+ dresidual_out$", ""),
     Rule("gradient of the stored sum doubled", r" \+ dresidual_out$", " + 2.0 * dresidual_out"),
     Rule("weight left out of dx", r"dx_hat = dy \* \w+", "dx_hat = dy"),
     Rule("weight squared in dx", r"dx_hat = dy \* (\w+)", r"dx_hat = dy * \1 * \1"),
-    Rule("slope without the weight", r"dx_hat(?=, x_hat(?:, slope|\)))", "dy"),
+    Rule("slope without the weight", r"dx_hat(?=, \w+(?:, slope|\)))", "dy"),
     Rule("shift without the weight", r"(shift_sum_lanes \+|shift_sum = tl\.sum\() ?dx_hat", r"\1 dy"),
     Rule("dweight with the weight", r"tl\.fma\(dy, (x_hat|rounded), dgamma", r"tl.fma(dx_hat, \1, dgamma"),
     Rule("dweight dropped", r"tl\.fma\(dy, \w+, (dgamma_sum[^)]*)\)", r"\1"),
@@ -217,7 +219,7 @@ GRADIENTS = (
     Rule("dbias dropped", r"(dbeta_sum\S*) \+ dy", r"\1"),
     Rule("dbias with the weight", r"(dbeta_sum\S*) \+ dy", r"\1 + dx_hat"),
     Rule("dbias doubled", r"(dbeta_sum\S*) \+ dy", r"\1 + 2.0 * dy"),
-    Rule("slope and shift exchanged", r"dslope, (\w+) - dshift", r"dshift, \1 - dslope"),
+    Rule("slope and shift exchanged", r"-dslope, (\w+) - dshift", r"-dshift, \1 - dslope"),
     Rule("dweight and dbias exchanged", r"^dx, dweight, dbias =", "dx, dbias, dweight =", "_backward"),
     Rule("gradient of residual left out", r"return None, dx, dx\b", "return None, dx, None", "_gradients"),
     Rule("gradient of x left out", r"return None, dx\b", "return None, None", "_gradients"),
