@@ -136,6 +136,17 @@ def test_absent_features_leave_no_trace(name: str) -> None:
     assert ("residual" in words) == (spec.residual is not None)
 
 
+@shipped
+def test_rows_of_one_tensor_are_asked_for_ahead(name: str) -> None:
+    """Where programs share rows; and no line beyond the row is asked for."""
+    source = (ROOT / "generated" / f"{name}.py").read_text()
+    _, _, slabs = source.partition(f"def {name}_forward_slabs(")
+    slabs = slabs.partition("@triton.jit")[0]
+    ahead = set(re.findall(r"(\w+)_next = tl\.load\(\1_ptr \+ row \* \1_stride \+ col", slabs))
+    assert re.findall(r"(?<!def )_prefetch\((\w+)_ptr", source) == (list(ahead) if len(ahead) == 1 else [])
+    assert source.count("tl.minimum(lines, H - 1)") == source.count("def _prefetch(") == (len(ahead) == 1)
+
+
 def test_forward_only() -> None:
     text = render(plan_of(FORWARD_ONLY), "f.yaml")["f.py"]
     [kernel] = kernels_in(ast.parse(text))
@@ -413,8 +424,7 @@ def test_explain_ways_and_not_rungs() -> None:
     assert [reason for reason in one.reasons if reason.startswith("forward")] == [
         f"forward: to H = {ladders.forward[-1].widest}, whole rows in registers, in tiles of {size}",
         f"forward: to H = {ladders.chunks[-1].widest}, chunks read again from the cache",
-        "forward: to H = 131072, a row is shared by programs of 4096 columns of 2 bytes each",
-        "forward: wider rows, a row is shared by programs of 2048 columns of 2 bytes each",
+        "forward: wider rows, a row is shared by programs of 8192 columns of 2 bytes each",
     ]
 
 

@@ -36,6 +36,7 @@ LANGUAGE = {
 ALONE = {
     "_sqrt": {"sqrt"},
     "_collect": {"inline_asm_elementwise"},
+    "_prefetch": {"inline_asm_elementwise"},
     "_widen": {"inline_asm_elementwise", "bfloat16", "float16"},
 }
 
