@@ -220,13 +220,13 @@ for dtype in ("bfloat16", "float32"):
             one = launches(call, "cuda:90")[0]
             print(dtype, call.width, one.kernel, one.options["num_warps"], one.options["maxnreg"])
 """
-    done = python("-c", script, str(ROOT / "specs" / "layernorm.yaml"))
+    done = python("-c", script, str(ROOT / "specs" / "layernorm_residual.yaml"))
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
-        "bfloat16 32768 layernorm_forward_chunked 16 64",
-        "bfloat16 65536 layernorm_forward_chunked 32 64",
-        "float32 32768 layernorm_forward_chunked 16 128",
-        "float32 65536 layernorm_forward_slabs 2 128",
+        "bfloat16 32768 layernorm_residual_forward_chunked 16 64",
+        "bfloat16 65536 layernorm_residual_forward_chunked 32 64",
+        "float32 32768 layernorm_residual_forward_chunked 16 128",
+        "float32 65536 layernorm_residual_forward_slabs 2 168",
     ]
 
 
