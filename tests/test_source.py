@@ -32,7 +32,7 @@ LANGUAGE = {
     *("load", "maximum", "minimum", "num_programs", "program_id", "range", "reshape", "split", "sqrt_rn"),
     *("static_range", "store", "sum", "where", "zeros"),
 }
-# Roots in fp64, and the wait for a word, which NVIDIA's GPUs alone come to.
+# Roots in fp64, and what NVIDIA's GPUs alone come to: the wait for a word, and rows asked for ahead.
 ALONE = {
     "_sqrt": {"sqrt"},
     "_collect": {"inline_asm_elementwise"},
