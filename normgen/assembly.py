@@ -7,12 +7,12 @@ import re
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 # Bytes that one instruction moves, by its end: `ld.global.v4.b32` and `global_load_dwordx4` move 16.
 PTX_ACCESS = re.compile(r"\s(?:ld|st)\.global(?:\.\w+(?:::\w+)*)*?(?:\.v(?P<count>\d))?\.[bfsu](?P<bits>\d+)\s")
-PTX_COPY = re.compile(r"\scp\.async\.\S+ .*, (?P<bytes>0x[0-9a-f]+|\d+)(?:, \S+)?\s*;")
+PTX_COPY = re.compile(r"\scp\.async\.\S+ .*, (?P<bytes>0x[0-9a-f]+|\d+)(?:, \S+)*\s*;")
 AMD_ACCESS = re.compile(r"\s(?:global|buffer|flat)_(?:load|store)_(?P<kind>\w+)")
 AMD_BYTES = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
 
@@ -48,6 +48,7 @@ def access_bits(
     stored: Iterable[str],
     helpers: Mapping[str, str] = {},
     constants: Mapping[str, object] = {},
+    copies: Collection[str] = (),
 ) -> dict[str, int]:
     """Width of the narrowest access to the rows of each argument, in bits; 0 where no instruction was found.
 
@@ -55,35 +56,44 @@ def access_bits(
     AMD's). `loaded` and `stored` are the names of its pointers to rows whose loads and stores count. An access to one
     element a row, such as the first, does not, and an argument that has no other is left out. `helpers` are the Triton
     functions that the kernel may call, by name, as text: what one returns may be columns. What stands under an `if` of
-    one of the `constants` that is false is not compiled.
+    one of the `constants` that is false is not compiled, nor under its `else` if it is true. `copies` are the names of
+    functions that load what they are given the address of.
     """
     fewest: dict[int, int] = {}
     for number, moved in _instructions(text):
         fewest[number] = min(moved, fewest.get(number, moved))
     return {
         pointer: 8 * min((fewest[number] for number in lines if number in fewest), default=0)
-        for pointer, lines in _column_lines(source, first, set(loaded), set(stored), helpers, constants).items()
+        for pointer, lines in _column_lines(source, first, set(loaded), set(stored), helpers, constants, copies).items()
     }
 
 
 def _instructions(text: str) -> Iterator[tuple[int, int]]:
-    """Line of the kernel's file and bytes moved, for each instruction that touches global memory."""
-    number = 0
+    """Line of the file and bytes moved, for each instruction that touches global memory.
+
+    One of a function that was inlined is told of twice: for its own line, and for that of the call.
+    """
+    numbers: list[int] = []
     inline = located = False
     for line in text.splitlines():
         if line.endswith("inline asm"):
             inline, located = "begin" in line, False
-        elif location := re.match(r"\s*\.loc\s+(\d+) (\d+)", line):
+        elif location := re.match(r"\s*\.loc\s+(\d+) (\d+)(?:.* inlined_at (\d+) (\d+))?", line):
             # LLVM counts on from line to line of inline assembly: the first location in it is the true one.
             if not (inline and located):
-                number = int(location[2]) if location[1] == "1" else 0
+                places = zip(location.groups()[::2], location.groups()[1::2], strict=True)
+                numbers = [int(number) for file, number in places if file == "1"]
             located = True
-        elif found := PTX_ACCESS.search(line):
-            yield number, int(found["count"] or 1) * int(found["bits"]) // 8
-        elif found := PTX_COPY.search(line):
-            yield number, int(found["bytes"], 0)
-        elif found := AMD_ACCESS.search(line):
-            yield number, AMD_BYTES.get(found["kind"], 2)
+        else:
+            moved = 0
+            if found := PTX_ACCESS.search(line):
+                moved = int(found["count"] or 1) * int(found["bits"]) // 8
+            elif found := PTX_COPY.search(line):
+                moved = int(found["bytes"], 0)
+            elif found := AMD_ACCESS.search(line):
+                moved = AMD_BYTES.get(found["kind"], 2)
+            for number in numbers if moved else ():
+                yield number, moved
 
 
 def _column_lines(
@@ -93,6 +103,7 @@ def _column_lines(
     stored: set[str],
     helpers: Mapping[str, str],
     constants: Mapping[str, object],
+    copies: Collection[str],
 ) -> dict[str, set[int]]:
     """Lines of the file that load or store a block of columns, for each pointer to rows that has such lines.
 
@@ -101,8 +112,8 @@ def _column_lines(
     """
     tree = ast.parse(textwrap.dedent(source))
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and not constants.get(node.test.id, True):
-            node.body = []
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id in constants:
+            node.body, node.orelse = (node.body, []) if constants[node.test.id] else ([], node.orelse)
     pointers = {name: {name} for name in loaded | stored}
     columns: set[str] = set()
     spreading = {name for name, text in helpers.items() if "[None, :]" in text}
@@ -120,6 +131,9 @@ def _column_lines(
             columns |= names
     found: dict[str, set[int]] = {}
     for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in copies:
+            for pointer in {pointer for part in call.args for pointer in _reached(part, pointers)} & loaded:
+                found.setdefault(pointer, set()).add(first + call.lineno - 1)
         access = _memory(call)
         if access and isinstance(call, ast.Call) and call.args and _has_columns(call.args[0], columns):
             for pointer in _reached(call.args[0], pointers) & (loaded if access == "load" else stored):

@@ -26,7 +26,8 @@ SCOPE = frozenset(
     "tl _divide _sqrt _total first H BLOCK_N BLOCK_SIZE start row col row_mask col_mask mask"
     " compute epsilon share shares counts input_dtype output_dtype"
     # What strategies call their own.
-    " N BLOCKS SLABS STAGES EARLY PTX POST FINISH ALIGNMENT program programs tile block slab lane done owner".split()
+    " N BLOCKS SLABS STAGES EARLY PTX POST ALIGNMENT LAYOUT AHEAD LAG"
+    " program programs tile block slab lane done slot step words owner".split()
 )
 
 

@@ -6,6 +6,7 @@ than run (`launches`). torch and triton are imported when something is inspected
 
 from __future__ import annotations
 
+import importlib
 import inspect as python_inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -142,7 +143,7 @@ def _compile_all(launches: Sequence[Launch], target: str, jobs: int) -> Iterator
 def _compile(launch: Launch, target: str) -> Usage:
     _, triton = runtime()
     function = getattr(module_at(launch.path), launch.kernel)
-    source = triton.compiler.ASTSource(function, launch.signature, launch.constants, launch.attributes)
+    source = _source(triton, function)(function, launch.signature, launch.constants, launch.attributes)
     compiled = triton.compile(source, target=gpu(triton, target), options=launch.options)
     if "amdgcn" in compiled.asm:
         text = compiled.asm["amdgcn"]
@@ -152,16 +153,27 @@ def _compile(launch: Launch, target: str) -> Usage:
         folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
         registers, spills = nvidia_usage(compiled.asm["cubin"], folder / "cuobjdump")
     lines, first = python_inspect.getsourcelines(function.fn)
-    helpers = {name: found.src for name, found in function.__globals__.items() if isinstance(found, type(function))}
-    constants = {name: launch.constants.get((index,), True) for index, name in enumerate(function.arg_names)}
+    functions = {n: f for n, f in function.__globals__.items() if isinstance(f, triton.runtime.JITFunction)}
+    helpers = {name: found.src for name, found in functions.items()}
+    copies = [name for name, text in helpers.items() if "_async_load(" in text]
+    constants = {
+        name: launch.constants[index,] for index, name in enumerate(function.arg_names) if (index,) in launch.constants
+    }
     return Usage(
         registers=registers,
         spills=spills,
         shared=compiled.metadata.shared,
         # A program stores one row of partial sums, by as many threads as it has: few elements each, however written.
-        accesses=access_bits("".join(lines), first, text, launch.rows, launch.batch, helpers, constants),
+        accesses=access_bits("".join(lines), first, text, launch.rows, launch.batch, helpers, constants, copies),
         warps=compiled.metadata.num_warps,
     )
+
+
+def _source(triton: Any, function: Any) -> Any:
+    """What Triton compiles a function from: of Gluon, another kind."""
+    if not function.is_gluon():
+        return triton.compiler.ASTSource
+    return importlib.import_module("triton.experimental.gluon._runtime").GluonASTSource
 
 
 def _compiled(call: Call, launch: Launch, usage: Usage, target: str) -> Compiled:

@@ -15,7 +15,6 @@ from normgen.equations import (
     EquationError,
     Fold,
     Let,
-    Load,
     Step,
     Store,
     System,
@@ -30,7 +29,7 @@ from normgen.equations import (
     whole_rows,
 )
 from normgen.plan import Plan
-from normgen.stages.base import Role, Stage, Tensor
+from normgen.stages.base import Stage, Tensor
 
 Macro = Callable[[Stage, str, str, str], str]
 """Renders the macro of that name of a stage's template: (stage, macro, taken, left) -> text."""
@@ -53,54 +52,13 @@ class Kernel:
     """In a kernel of slabs: the sums over a slab of each row. `lines` takes those of all slabs, as loaded values."""
     words: tuple[Tensor, ...] = ()
     """Row sums that the programs which share a row exchange."""
-    held: tuple[Tensor, ...] = ()
-    """In a kernel of slabs: the numbers that one step makes of the first column of a row, and the other takes."""
 
     @cached_property
-    def carried(self) -> tuple[Tensor, ...]:
-        """In a kernel of slabs: the rows that stay in registers until the sums of all slabs are there.
-
-        One tensor does; of more, and of sums over rows besides, registers would leave room for fewer programs, and
-        rows that were read a moment ago are still in a cache.
-        """
-        made = {*self.posted.loads, *self.posted.stores}
-        both = tuple(tensor for tensor in self.lines.loads if tensor.dims == "NH" and tensor in made)
-        return both if len(both) == 1 and not self.sums else ()
-
-    @cached_property
-    def ahead(self) -> tuple[Tensor, ...]:
-        """In a kernel of slabs: the rows that are loaded while the one before is in work.
-
-        Where rows are read again, registers are worth more as those of another program.
-        """
-        return tuple(tensor for tensor in self.posted.loads if tensor.dims == "NH") if self.carried else ()
-
-    @cached_property
-    def prefetched(self) -> tuple[Tensor, ...]:
-        """In a kernel of slabs: the rows that a cache is asked for before they are loaded ahead.
-
-        One tensor alone, of which few bytes are on their way: two are slower with it.
-        """
-        return self.ahead if len(self.ahead) == 1 else ()
-
-    @cached_property
-    def read_again(self) -> tuple[Tensor, ...]:
-        """In a kernel of slabs: the rows that both its steps load."""
-        return tuple(t for t in self.posted.loads if t in self.lines.loads and t not in self.carried)
-
-    @cached_property
-    def at_once(self) -> tuple[Step, ...]:
-        """In a kernel of slabs: the steps to the rows that are made when a row is posted, and carried on."""
-        steps = self.posted.walks[0].inside
-        wanted = {step.value for step in steps if isinstance(step, Store) and step.tensor in self.carried}
-        found: list[Step] = []
-        for step in reversed(steps):
-            if isinstance(step, Let) and step.equation.target in wanted:
-                wanted |= {*step.equation.uses}
-            elif not (isinstance(step, Load) and step.tensor.value in wanted):
-                continue
-            found.append(step)
-        return tuple(reversed(found))
+    def staged(self) -> Kernel | None:
+        """Of a kernel of slabs: the one that takes one launch, in which programs wait for one another's sums."""
+        if self.strategy != "slabs":
+            return None
+        return replace(self, name=f"{self.name.removesuffix('slabs')}staged", strategy="staged")
 
     @cached_property
     def packed(self) -> tuple[Tensor, ...]:
@@ -192,7 +150,7 @@ class Kernels:
     @property
     def packs(self) -> bool:
         """Whether any kernel keeps rows in registers as they are in memory."""
-        return any(kernel.strategy in ("packed", "persistent", "slabs") for kernel in self.all)
+        return any(kernel.strategy in ("packed", "persistent", "staged") for kernel in self.all)
 
     @property
     def exchanges(self) -> bool:
@@ -200,19 +158,16 @@ class Kernels:
         return any(kernel.words for kernel in self.all)
 
     @property
-    def prefetches(self) -> bool:
-        """Whether any kernel asks a cache for rows before it loads them."""
-        return any(kernel.prefetched for kernel in self.all)
-
-    @property
     def all(self) -> tuple[Kernel, ...]:
         found = (
             self.forward,
             self.forward_chunked,
             self.forward_slabs,
+            self.forward_slabs and self.forward_slabs.staged,
             self.statistics,
             self.backward,
             self.backward_slabs,
+            self.backward_slabs and self.backward_slabs.staged,
             self.sum_partials,
         )
         return tuple(kernel for kernel in found if kernel)
@@ -244,18 +199,14 @@ def kernels(plan: Plan, macro: Macro) -> Kernels:
 
 
 def _forward_slabs(plan: Plan, macro: Macro, equations: list[Equation]) -> Kernel:
-    """The sum with a residual is stored when it is made; where it is what is normalised, the rest goes on from it."""
+    """What needs no sum of the row, that with a residual, is stored along with its slab's sums."""
     early = tuple(tensor for tensor in plan.outputs if tensor.value != "y")
-    faithful = {tensor.value: tensor for tensor in early if tensor.faithful}
-    known = plan.inputs + plan.parameters
     return _slabs(
         f"{plan.spec.name}_forward_slabs",
-        "Results, a slab of columns a program; those that share a row exchange their sums.",
+        "Results, a slab of columns a program.",
         equations,
-        [Equation(e.expression, e.target) for e in equations if e.target in faithful],
         _blocks(plan, macro),
-        known,
-        (*known, *faithful.values()),
+        plan.inputs + plan.parameters,
         early,
         tuple(tensor for tensor in plan.outputs if tensor not in early) + plan.statistics,
     )
@@ -265,17 +216,15 @@ def _slabs(
     name: str,
     doc: str,
     equations: list[Equation],
-    taken: list[Equation],
     blocks: tuple[list[Equation], list[Equation]],
     loads: tuple[Tensor, ...],
-    known: tuple[Tensor, ...],
     early: tuple[Tensor, ...],
     stores: tuple[Tensor, ...],
 ) -> Kernel:
     """A kernel of slabs. One step makes of `loads` what is stored `early`, and the sums over a slab of each row.
 
-    Another makes of `known`, and of the sums of all slabs, the other `stores`. `blocks` hold the equations of a stage
-    for the one step and for the other, `taken` those by which the other starts from what the one stored.
+    Another makes of the same, and of the sums of all slabs, the other `stores`. `blocks` hold the equations of a stage
+    for the one step and for the other.
     """
     slab, row = blocks
     mentioned = sorted({use for equation in row for use in equation.uses if use.endswith("_slabs")})
@@ -284,24 +233,16 @@ def _slabs(
     sums = _row_sums(chunked(System.of([*equations, *slab, *row], offered, stores + asked)))
     lanes = tuple(_word(f"{tensor.value}_slabs") for tensor in sums)
     totals = [Equation(tensor.value, f"_total({tensor.value}_slabs)") for tensor in sums]
-    firsts = tuple(_number(e.target, "scratch") for e in equations if e.expression.startswith("first("))
-    lines = single(System.of([*equations, *taken, *totals, *row], known + lanes + firsts, stores))
+    lines = single(System.of([*equations, *totals, *row], loads + lanes, stores))
     if len(lines.walks) > 1:
         raise EquationError(f"{name}: a row sum needs another; slabs take one exchange")
-    held = tuple(tensor for tensor in firsts if tensor in lines.loads)
-    posted = single(System.of([*equations, *slab], loads, early + sums + held))
-    kernel = _kernel(name, "slabs", doc, loads, early + stores, lines, posted)
-    return replace(kernel, words=sums, held=held)
-
-
-def _number(name: str, role: Role) -> Tensor:
-    """One number a row."""
-    return Tensor(name, "N", role, "compute", name, "number of a row")
+    posted = single(System.of([*equations, *slab], loads, early + sums))
+    return replace(_kernel(name, "slabs", doc, loads, early + stores, lines, posted), words=sums)
 
 
 def _word(name: str) -> Tensor:
-    """A sum that programs exchange."""
-    return _number(name, "word")
+    """A sum of a row that programs exchange."""
+    return Tensor(name, "N", "word", "compute", name, "number of a row")
 
 
 def _row_sums(lines: Walks) -> tuple[Tensor, ...]:
@@ -352,8 +293,8 @@ def _with_backward(
         whole = _kernel(f"{name}_backward", "persistent", doc, offered, row_gradients + sums, lines)
     if plan.backward.slabs:
         known = offered + plan.scratch
-        doc = "Gradients, a slab of columns a program; those that share a row exchange their sums."
-        slabs = _slabs(f"{name}_backward_slabs", doc, equations, [], ([], []), known, known, (), row_gradients + sums)
+        doc = "Gradients, a slab of columns a program."
+        slabs = _slabs(f"{name}_backward_slabs", doc, equations, ([], []), known, (), row_gradients + sums)
         if plan.scratch:
             sources = tuple(t for t in faithful + plan.inputs)
             lines = chunked(System.of(equations, sources, plan.scratch, folds))

@@ -195,6 +195,7 @@ def launches(call: Call, target: str) -> list[Launch]:
             "_shared_memory": TARGETS[target].shared_program,
             "_threads": TARGETS[target].warp * TARGETS[target].warps,
             "_is_cuda": target.startswith("cuda:"),
+            "_waits": target.startswith("cuda:"),
         }
         for name, answer in answers.items():
             if hasattr(module, name):

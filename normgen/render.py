@@ -23,7 +23,7 @@ from normgen.numerics import BOUNDS
 from normgen.plan import Plan
 from normgen.spec import class_name
 from normgen.stages.base import Stage, Tensor
-from normgen.target import PARTIALS, SHARED_KEPT, SHARED_ROW, STATISTICS, WIDEST
+from normgen.target import PARTIALS, SHARED_KEPT, SHARED_ROW, SLAB_SCRATCH, STATISTICS, TARGETS, WIDEST
 
 WIDTH = 120
 
@@ -64,7 +64,7 @@ def launch_arguments(kernel: Kernel, indent: int) -> list[str]:
     strides = [f"{tensor.api}_stride" for tensor in kernel.strided]
     dtypes = {"input_dtype": "input_dtype", "output_dtype": "out.dtype"}
     return [
-        _tuple([*variables.values(), *(["words"] if kernel.words else [])], indent),
+        _tuple([*variables.values(), *(["exchanged"] if kernel.words else [])], indent),
         _tuple(strides, indent),
         "N",
         *(["eps"] if kernel.mentions("epsilon") else []),
@@ -132,6 +132,8 @@ def environment() -> Environment:
         statistics=STATISTICS,
         shared_kept=SHARED_KEPT,
         shared_row=SHARED_ROW,
+        shared_reserved=TARGETS["cuda:90"].shared_reserved,
+        slab_scratch=SLAB_SCRATCH,
         widest=WIDEST,
     )
     env.tests.update(mentioning=mentioning)

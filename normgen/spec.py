@@ -107,7 +107,7 @@ _HIDDEN_SCHEMA: dict[str, Any] = {
 # Names of the generated module itself, and of what its operator is an attribute of; a function or a class of the same
 # name would shadow one of them.
 RESERVED_NAMES = frozenset(
-    "torch triton tl hashlib inspect functools math nn tensor Tensor once_differentiable reference"
+    "torch triton tl gluon gl async_copy hashlib inspect functools math nn tensor Tensor once_differentiable reference"
     " x residual name".split()
 )
 

@@ -88,6 +88,10 @@ SHARED_ROW = 16
 """Bytes of it for each row on its way: two statistics."""
 
 
+SLAB_SCRATCH = 1024
+"""Bytes of it that a program of slabs takes besides its rows, at most: warps add up through them."""
+
+
 def power_above(width: int) -> int:
     """The power of two that is no less."""
     return 1 << (width - 1).bit_length()
@@ -208,7 +212,7 @@ class Chunk(Model):
 
 
 class Slab(Model):
-    """Rows shared by programs that own `columns` columns each."""
+    """Rows shared by programs that own `columns` columns each and have `stages` rows in shared memory."""
 
     widest: Widest = Field(description=_WIDEST)
     columns: int = Field(
@@ -216,11 +220,19 @@ class Slab(Model):
     )
     warps: int = Field(description=_WARPS)
     programs: int = Field(description=_PROGRAMS)
+    stages: int = Field(description="Rows on their way, in work, or waiting for their sums at a time.")
     measured: Measured = Field(default_factory=list, description=_MEASURED)
 
     _positives = field_validator("widest", "programs")(_positive)
     _powers = field_validator("columns")(_power_of_two)
     _warps = field_validator("warps")(_warps)
+
+    @field_validator("stages")
+    @classmethod
+    def _some(cls, stages: int) -> int:
+        if not 2 <= stages <= 16:
+            raise fault(f"must be from 2 to 16, not {stages}")
+        return stages
 
     @model_validator(mode="after")
     def _fits(self) -> Slab:
@@ -315,12 +327,12 @@ def _chunks(*rungs: tuple[int, ...]) -> list[Chunk]:
 
 
 def _slabs(*rungs: tuple[int, ...]) -> list[Slab]:
-    names = ("widest", "columns", "warps", "programs")
+    names = ("widest", "columns", "warps", "programs", "stages")
     return [Slab.model_validate(dict(zip(names, rung, strict=True))) for rung in rungs]
 
 
 # Chosen for the share of a device copy that is reached (bf16, 2^27 elements), from what was tried
-# (benchmarks/results/h200/search.json): tiles at 23 widths, LayerNorm's forward at 9; chunks at 7; slabs at 2 to 6. Not
+# (benchmarks/results/h200/search.json): tiles at 23 widths, LayerNorm's forward at 9; chunks at 7; slabs at 3 to 7. Not
 # every rung was tried at every width that it serves. Nor is it always the fastest tried: one may serve its neighbours
 # too, spill nothing, or move 16 bytes at a time on other GPUs. Many small programs did best: LayerNorm's backward at
 # 1024 columns reached 0.75 with 8 warps a program, 0.95 with 2 and 4. Keyed by norm, and whether a residual is added,
@@ -342,7 +354,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (32768, 8192, 32, 2),
             (65536, 16384, 32, 1),
         ),
-        forward_slabs=_slabs((WIDEST, 8192, 4, 3)),
+        forward_slabs=_slabs((WIDEST, 8192, 4, 2, 5)),
         backward=_tiles(
             (64, 64, 2048, 4, 4, 4),
             (96, 32, 4096, 4, 3, 2),
@@ -359,9 +371,8 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (6144, 2048, 6144, 8, 4, 1),
             (8192, 8192, 8192, 8, 3, 1),
             (12288, 2048, 12288, 8, 3, 1),
-            (16384, 8192, 16384, 16, 3, 1),
         ),
-        backward_slabs=_slabs((131072, 1024, 1, 12), (WIDEST, 2048, 2, 6)),
+        backward_slabs=_slabs((WIDEST, 8192, 8, 1, 6)),
     ),
     ("rms", True): Ladders(
         forward=_tiles(
@@ -372,7 +383,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 8192, 8192, 8),
         ),
         chunks=_chunks((65536, 16384, 32, 1)),
-        forward_slabs=_slabs((WIDEST, 2048, 2, 6)),
+        forward_slabs=_slabs((WIDEST, 2048, 2, 4, 5)),
         backward=_tiles(
             (256, 128, 8192, 8, 3, 1),
             (512, 512, 4096, 4, 3, 2),
@@ -388,7 +399,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (12288, 4096, 12288, 8, 3, 1),
             (16384, 4096, 16384, 8, 2, 1),
         ),
-        backward_slabs=_slabs((131072, 4096, 4, 3), (WIDEST, 2048, 2, 6)),
+        backward_slabs=_slabs((65536, 4096, 4, 2, 4), (WIDEST, 8192, 8, 1, 4)),
     ),
     ("layer", False): Ladders(
         forward=_tiles(
@@ -406,7 +417,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 2048, 8192, 4),
         ),
         chunks=_chunks((16384, 4096, 8, 3), (32768, 8192, 16, 2)),
-        forward_slabs=_slabs((WIDEST, 2048, 1, 8)),
+        forward_slabs=_slabs((WIDEST, 8192, 4, 2, 5)),
         backward=_tiles(
             (64, 64, 8192, 16, 3, 1),
             (96, 64, 8192, 16, 4, 1),
@@ -426,7 +437,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 4096, 8192, 8, 3, 1),
             (12288, 4096, 12288, 16, 3, 1),
         ),
-        backward_slabs=_slabs((131072, 1024, 1, 12), (WIDEST, 2048, 2, 6)),
+        backward_slabs=_slabs((131072, 2048, 2, 4, 6), (WIDEST, 8192, 8, 1, 6)),
     ),
     ("layer", True): Ladders(
         forward=_tiles(
@@ -438,7 +449,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 8192, 8192, 8),
         ),
         chunks=_chunks((12288, 4096, 8, 4), (32768, 8192, 16, 2), (65536, 16384, 32, 1)),
-        forward_slabs=_slabs((WIDEST, 2048, 2, 6)),
+        forward_slabs=_slabs((WIDEST, 4096, 4, 2, 5)),
         backward=_tiles(
             (64, 64, 8192, 16, 3, 1),
             (96, 32, 8192, 8, 3, 1),
@@ -455,7 +466,7 @@ LADDERS: dict[tuple[Literal["rms", "layer"], bool], Ladders] = {
             (8192, 8192, 8192, 8, 3, 1),
             (12288, 4096, 12288, 16, 3, 1),
         ),
-        backward_slabs=_slabs((131072, 1024, 2, 8), (WIDEST, 2048, 4, 4)),
+        backward_slabs=_slabs((65536, 4096, 4, 2, 4), (WIDEST, 8192, 8, 1, 4)),
     ),
 }
 

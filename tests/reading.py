@@ -14,7 +14,7 @@ def kernels_in(tree: ast.Module) -> list[ast.FunctionDef]:
         node
         for node in tree.body
         if isinstance(node, ast.FunctionDef)
-        and any(ast.unparse(one).startswith("triton.jit") for one in node.decorator_list)
+        and any(ast.unparse(one).startswith(("triton.jit", "gluon.jit")) for one in node.decorator_list)
         and not node.name.startswith("_")
     ]
 

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -93,19 +93,26 @@ def test_1_blocks(source: Source) -> None:
     # No wider than the row needs. Of a slab by the widest element of the rows that are loaded: 2, 4 or 8 bytes.
     sizes_of_launches = {
         "min(columns, 1 << (H - 1).bit_length())",
-        "min(columns * 2 // itemsize, 1 << (H - 1).bit_length())",
+        "min(columns * 2 // widest, 1 << (H - 1).bit_length())",
+        "columns * most // BLOCK_N",  # both powers of two
     }
     assert set(values(source.tree, "BLOCK_SIZE")) <= sizes_of_launches
     launched = " ".join(ast.unparse(source.tree).split())
     for kernel, _ in source.kernels:
         if kernel.strategy == "slabs":
-            rows = [tensor.api for tensor in kernel.loads if tensor.dims != "N"]
-            itemsizes = ", ".join(f"{row}.itemsize" for row in rows)
-            widest = f"max({itemsizes})" if len(rows) > 1 else itemsizes
+            rows = [tensor.api for tensor in kernel.strided]
+            weights = tuple_of(tensor.api for tensor in kernel.loads if tensor.dims == "H")
+            given = (tuple_of(f"{row}_rows" for row in rows), tuple_of(f"{row}_stride" for row in rows), weights)
             direction = "FORWARD" if "_forward" in kernel.name else "BACKWARD"
-            assert f"N, H, _{direction}_SLABS, {widest}, " in launched
+            assert f"_slab_launch({', '.join(given)}, N, H, _{direction}_SLABS, {len(kernel.words)})" in launched
+            assert "widest = max([tensor.itemsize for tensor in rows + weights])" in launched
     if "_FORWARD_TILES" in ladders or "_BACKWARD_TILES" in ladders:  # rows a tile
         assert "return (1 << rows.bit_length() - 1, BLOCKS, BLOCK_SIZE, *launch)" in ast.unparse(source.tree)
+
+
+def tuple_of(names: Iterable[str]) -> str:
+    listed = list(names)
+    return f"({', '.join(listed)}{',' * (len(listed) == 1)})"
 
 
 @every
@@ -118,29 +125,38 @@ def test_2_casts(source: Source) -> None:
         cast = [part for call in casts for part in branches(call.func.value)]  # type: ignore[attr-defined]
         widened = {ast.unparse(call.args[0]) for call in calls(function, "_widen")} | set(map(ast.unparse, cast))
         for call in calls(function, "tl.load"):
-            # Statistics are kept in the dtype of the computation.
-            if call in cast or address(call) in ("mean_ptr + row", "rstd_ptr + row"):
+            # Statistics are kept in the dtype of the computation, and so are the sums of slabs.
+            if call in cast or address(call) in ("mean_ptr + row", "rstd_ptr + row") or "sums_ptr" in address(call):
                 continue
             # What is loaded early is cast where it is taken.
             held = [name for name, value in assigned(function) if call in ast.walk(value)]
             assert held, ast.unparse(call)
             for name in held:
-                assert re.fullmatch(r"\w+_(loaded|raw|next|early)", name), ast.unparse(call)
+                assert re.fullmatch(r"\w+_(raw|early|shared)", name), ast.unparse(call)
                 kept = name.replace("_raw", "_blocks") + "[block]"
-                assert widened & {name, name.replace("_next", "_loaded"), f"{name}[block]", kept}
+                assert widened & {name, f"{name}[block]", f"{name}.load(LAYOUT)", kept}
+        # What comes to shared memory is cast where it is taken from there.
+        taken = [
+            ast.unparse(one)
+            for one in ast.walk(function)
+            if re.match(r"(?!tl)\w+\.(index\(.+\)\.)?load\(", ast.unparse(one))
+        ]
+        assert set(taken) <= widened
         # Nor is anything that is kept as it is in memory taken as it is.
         lines = [(name, ast.unparse(value)) for name, value in assigned(function)]
         packed = {name for name, value in lines if re.search(r"_raw,\)|element_ty\),\)", value)}
         assert not {value for _, value in lines} & {f"{name}[block]" for name in packed}
-        assert not any(re.fullmatch(r"\w+_(raw|loaded)", value) for name, value in lines if kernel_value(name))
+        assert not any(re.fullmatch(r"\w+_(raw|next|done)", value) for name, value in lines if kernel_value(name))
         first = function.args.args[0].arg
         definition = f"compute: tl.constexpr = tl.float64 if {first}.dtype.element_ty == tl.float64 else tl.float32"
+        if kernel.strategy == "staged":  # which no float64 is given to
+            definition = "compute: tl.constexpr = tl.float32"
         assert definition in ast.unparse(function)
 
 
 def kernel_value(name: str) -> bool:
     """Whether a name is that of a number that is reckoned with; statistics have the dtype of the computation."""
-    return not name.endswith(("_raw", "_loaded", "_posted", "_next")) and name not in STATISTICS
+    return not name.endswith(("_raw", "_next", "_done")) and name not in STATISTICS
 
 
 def is_cast(call: ast.Call, dtype: str) -> bool:
@@ -162,9 +178,9 @@ def assigned(function: ast.FunctionDef) -> Iterator[tuple[str, ast.expr]]:
 @every
 def test_3_other(source: Source) -> None:
     """Out-of-bounds load uses `other=0.0` (not -inf), contributing 0 to mean and variance; of gamma it is 1."""
-    for _, function in source.kernels:
+    for kernel, function in source.kernels:
         loads = list(calls(function, "tl.load"))
-        assert loads
+        assert loads or kernel.strategy == "staged"
         for call in loads:
             [other] = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "other"]
             assert other == ("1.0" if address(call).startswith("gamma_ptr") else "0.0")
@@ -190,7 +206,7 @@ def test_5_variance(source: Source) -> None:
     for kernel, function in source.kernels:
         # The only other dtypes are those that the spec rounds to, and back at once, and of indices. What a program has
         # stored it may keep as it lies there.
-        kept = [ast.unparse(value) for name, value in assigned(function) if name.endswith(("_posted", "_blocks"))]
+        kept = [ast.unparse(value) for name, value in assigned(function) if name.endswith("_blocks")]
         for call in ast.walk(function):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "to":
                 [dtype] = map(ast.unparse, call.args)
@@ -207,7 +223,9 @@ def test_5_variance(source: Source) -> None:
         if "epsilon" in names_in(function):
             # Two passes correct the mean that they took the squares about; a merge of parts has the squares about it.
             spec = source.plan.spec
-            merged = kernel.strategy == "slabs" or (kernel.strategy == "chunked" and spec.strategy == "welford")
+            merged = kernel.strategy in ("slabs", "staged") or (
+                kernel.strategy == "chunked" and spec.strategy == "welford"
+            )
             corrected = spec.norm == "layer" and not merged
             mean = "square_sum * (1.0 / H)"
             less = "tl.where(drift * drift < square_mean, square_mean - drift * drift, square_mean)"
@@ -259,8 +277,11 @@ def test_8_masks(source: Source) -> None:
         stores = list(calls(function, "tl.store"))
         assert stores
         for call in [*calls(function, "tl.load"), *stores]:
-            assert mask_of(call) == wanted_mask(address(call)), ast.unparse(call)
-        assert set(values(function, "mask")) <= {"row_mask & col_mask"}
+            wanted = wanted_mask(address(call))
+            if "sums_ptr" in address(call):  # of each slab of a row, in a lane; that of one slab is there
+                wanted = "" if call in stores else "lane < SLABS"
+            assert mask_of(call) == wanted, ast.unparse(call)
+        assert set(values(function, "mask")) <= {"col_mask" if kernel.strategy == "staged" else "row_mask & col_mask"}
         assert set(values(function, "row_mask")) <= ROW_MASKS[kernel.strategy]
         assert not values(function, "col_mask")
         made = set(values(function, "col, col_mask"))
@@ -269,7 +290,10 @@ def test_8_masks(source: Source) -> None:
         for columns in made:
             whole = "(block + 1) * BLOCK_SIZE <= H" if "block *" in columns else "H % BLOCK_SIZE == 0"
             starts = ("block * BLOCK_SIZE", "start", "slab * BLOCK_SIZE", "tl.program_id(0) * BLOCK_SIZE")
-            assert columns in [f"_columns({start}, BLOCK_SIZE, H, {whole})" for start in starts]
+            wanted = [f"_columns({start}, BLOCK_SIZE, H, {whole})" for start in starts]
+            assert columns in (
+                wanted if kernel.strategy != "staged" else ["_slab_columns(slab, BLOCK_SIZE, H, LAYOUT)"]
+            )
 
 
 # Where a program has one row, it exists.
@@ -279,6 +303,7 @@ ROW_MASKS = {
     "chunked": {"tl.full([BLOCK_N, 1], True, tl.int1)"},
     "packed": {"tl.full([BLOCK_N, 1], True, tl.int1)"},
     "slabs": {"tl.full([BLOCK_N, 1], True, tl.int1)"},
+    "staged": set(),
     "sum_partials": set(),
 }
 
@@ -288,13 +313,13 @@ def mask_of(call: ast.Call) -> str:
     mask = "".join(ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "mask")
     for one in ("row_mask & col_mask", "(row < N) & col_mask"):
         mask = mask.replace(one, "mask")
-    return mask.removesuffix(" & owner")
+    return "row_mask" if mask == "owner" else mask.removesuffix(" & owner")
 
 
 def wanted_mask(where: str) -> str:
     """The mask that belongs to an address: of the row, of the column, or of both."""
     by_row, by_column = bool(re.search(r"_rows\b|\brow\b", where)), bool(re.search(r"\bcol\b", where))
-    return {(True, True): "mask", (True, False): "row_mask", (False, True): "col_mask"}[by_row, by_column]
+    return {(True, True): "mask", (True, False): "row_mask", (False, True): "col_mask"}.get((by_row, by_column), "none")
 
 
 @every
@@ -304,7 +329,7 @@ def test_9_strides(source: Source) -> None:
         arguments = {argument.arg for argument in function.args.args}
         strides = {tensor.pointer: tensor.stride for tensor in kernel.strided}
         assert set(strides.values()) <= arguments
-        addressed = re.findall(r"(?!words)\b(\w+_ptr) \+ row \* (\w+)", ast.unparse(function))
+        addressed = re.findall(r"(?!words|sums)\b(\w+_ptr) \+ row \* (\w+)", ast.unparse(function))
         assert {pointer for pointer, _ in addressed} >= strides.keys()
         assert {pointer for pointer, _ in addressed} >= {one.pointer for one in kernel.stores if one.dims == "NH"}
         assert all(factor == strides.get(pointer, "H") for pointer, factor in addressed)

@@ -201,7 +201,7 @@ print(sorted({call.width for call in calls({"a.yaml": load(text, "a.yaml")})}))
 """
     done = python("-c", script)
     assert done.stderr == ""
-    assert done.stdout == "[65536, 131072, 262144]\n"  # the one of forward, and two of backward
+    assert done.stdout == "[65536, 131072]\n"  # the one of forward, and two of backward, one of them as wide
 
 
 def test_rows_of_twice_the_bytes_have_half_the_programs() -> None:
@@ -226,7 +226,7 @@ for dtype in ("bfloat16", "float32"):
         "bfloat16 32768 layernorm_residual_forward_chunked 16 64",
         "bfloat16 65536 layernorm_residual_forward_chunked 32 64",
         "float32 32768 layernorm_residual_forward_chunked 16 128",
-        "float32 65536 layernorm_residual_forward_slabs 2 168",
+        "float32 65536 layernorm_residual_forward_staged 4 255",
     ]
 
 
@@ -345,6 +345,35 @@ def test_columns_from_a_helper() -> None:
     assert access_bits(HELPED, 100, text, names, names, {"columns": "def columns(a, b):\n    return a, b\n"}) == {}
     assert access_bits(HELPED, 100, text, names, names, {"other": HELPER}) == {}
     assert access_bits(HELPED, 100, text, names, names) == {}
+
+
+STAGED = dedent("""\
+    @gluon.jit
+    def kernel(x_ptr, y_ptr, stride, WIDTH: tl.constexpr, POST: tl.constexpr):
+        col = columns(0, WIDTH)
+        _stage(ring, x_ptr + stride + col)
+        _stage(ring, y_ptr + stride + col)
+        if POST:
+            tl.store(x_ptr + col, 1)
+        else:
+            tl.store(y_ptr + col, 1)
+""")
+
+
+def test_columns_that_a_helper_loads() -> None:
+    """Lines 103 and 104 hand addresses to a function, whose copies the compiler says were inlined there."""
+    inlined = "\t.loc\t1 9 5, function_name $L__info_string0, inlined_at 1 {} 9\n"
+    copy = "\tcp.async.cg.shared.global.L2::cache_hint [ %r1 + 0 ], [ %rd1 + 0 ], {}, %r2, %rd2;\n"
+    text = inlined.format(103) + copy.format("0x10") + inlined.format(104) + copy.format("0x8")
+    arguments = (STAGED, 100, text, {"x_ptr", "y_ptr"}, (), {"columns": HELPER}, {})
+    assert access_bits(*arguments, {"_stage"}) == {"x_ptr": 128, "y_ptr": 64}
+    assert access_bits(*arguments) == {}
+
+
+@pytest.mark.parametrize("post", [True, False])
+def test_what_a_constant_rules_out_is_not_looked_for(post: bool) -> None:
+    stored = access_bits(STAGED, 100, "", (), {"x_ptr", "y_ptr"}, {"columns": HELPER}, {"POST": post})
+    assert stored == {"x_ptr" if post else "y_ptr": 0}
 
 
 def test_usage_of_amd() -> None:

@@ -32,11 +32,12 @@ LANGUAGE = {
     *("load", "maximum", "minimum", "num_programs", "program_id", "range", "reshape", "split", "sqrt_rn"),
     *("static_range", "store", "sum", "where", "zeros"),
 }
-# Roots in fp64, and what NVIDIA's GPUs alone come to: the wait for a word, and rows asked for ahead.
+# Of Gluon: memory that programs share among their threads, and where each thread's part of a tensor lies.
+GLUON = {"SliceLayout", "SwizzledSharedLayout", "allocate_shared_memory", "arange", "full", "num_warps"}
+# Roots in fp64, and what NVIDIA's GPUs alone come to: the wait for a word.
 ALONE = {
     "_sqrt": {"sqrt"},
-    "_collect": {"inline_asm_elementwise"},
-    "_prefetch": {"inline_asm_elementwise"},
+    "_await": {"inline_asm_elementwise"},
     "_widen": {"inline_asm_elementwise", "bfloat16", "float16"},
 }
 
@@ -49,9 +50,17 @@ def module(request: pytest.FixtureRequest) -> ast.Module:
 def kernels(module: ast.Module) -> list[ast.FunctionDef]:
     """All functions that Triton compiles."""
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-    found = [one for one in functions if any(ast.unparse(d).startswith("triton.jit") for d in one.decorator_list)]
+    found = [one for one in functions if is_triton(one) or is_gluon(one)]
     assert {"_divide", "_sqrt", "_columns"} < {one.name for one in found}
     return found
+
+
+def is_triton(function: ast.FunctionDef) -> bool:
+    return any(ast.unparse(one).startswith("triton.jit") for one in function.decorator_list)
+
+
+def is_gluon(function: ast.FunctionDef) -> bool:
+    return any(ast.unparse(one).startswith("gluon.jit") for one in function.decorator_list)
 
 
 def function(module: ast.Module, name: str) -> ast.FunctionDef:
@@ -74,6 +83,8 @@ def test_kernels_keep_to_a_small_language(module: ast.Module) -> None:
         attributes = [n for n in ast.walk(kernel) if isinstance(n, ast.Attribute)]
         used = {node.attr for node in attributes if ast.unparse(node.value) == "tl"}
         assert used <= LANGUAGE | ALONE.get(kernel.name, set()), kernel.name
+        stated = {node.attr for node in attributes if ast.unparse(node.value) == "gl"}
+        assert stated <= (GLUON if is_gluon(kernel) else set()), kernel.name
         assert {node.attr for node in attributes if ast.unparse(node.value) == "triton"} <= {"jit", "next_power_of_2"}
         divisions = [n for n in ast.walk(kernel) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)]
         if kernel.name == "_divide":
@@ -92,10 +103,12 @@ def test_kernels_keep_to_a_small_language(module: ast.Module) -> None:
 def test_kernels_read_no_globals(module: ast.Module) -> None:
     """Besides Triton and each other, which are plain functions of the module."""
     names = {kernel.name for kernel in kernels(module)}
+    gluon = {"gl", "gluon", "async_copy", "_async_load", "_row_layout", "_lane_layout", "max", "range"}
     for kernel in kernels(module):
         inside = [node for part in kernel.body for node in ast.walk(part) if isinstance(node, ast.Name)]
         own = {node.id for node in inside if isinstance(node.ctx, ast.Store)} | {a.arg for a in kernel.args.args}
-        assert {node.id for node in inside} - own <= names | {"tl", "triton"}, kernel.name
+        known = names | {"tl", "triton"} | (gluon if is_gluon(kernel) else set())
+        assert {node.id for node in inside} - own <= known, kernel.name
 
 
 def test_arguments_are_what_they_are_declared(module: ast.Module) -> None:
@@ -143,7 +156,7 @@ def test_hosts_name_no_device(module: ast.Module) -> None:
     assert all("device" in {keyword.arg for keyword in call.keywords} for call in made)
     for cached in module.body:
         if isinstance(cached, ast.FunctionDef) and "functools.lru_cache" in map(ast.unparse, cached.decorator_list):
-            read = re.search(r"torch\.cuda|_multiprocessors|_shared_memory|_threads", ast.unparse(cached))
+            read = re.search(r"torch\.cuda|_multiprocessors|_shared_memory|_threads|_waits", ast.unparse(cached))
             assert not read or "device" in [argument.arg for argument in cached.args.args], cached.name
     kinds = [node for node in ast.walk(function(module, "_launch")) if isinstance(node, ast.Assign)]
     kinds = [node for node in kinds if re.search(r"\bkind\b", ast.unparse(node.targets[0]))]

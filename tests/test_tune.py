@@ -20,7 +20,7 @@ from normgen.loader import load, read_table, table_path
 from normgen.plan import plan
 from normgen.render import render, solve
 from normgen.spec import Spec, TunedSpec
-from normgen.target import LADDERS, REGISTERS, THREADS, WIDEST, Chunk, Table, Tile
+from normgen.target import LADDERS, REGISTERS, THREADS, WIDEST, Chunk, Slab, Table, Tile
 from normgen.tune.bench import NAMES, Bench
 from normgen.tune.candidates import Space, default, space
 from normgen.tune.merge import grid, merged
@@ -45,11 +45,11 @@ chunks:
 - {widest: 32768, columns: 4096, warps: 16}
 - {widest: 65536, columns: 4096, warps: 16, programs: 4}
 forward_slabs:
-- {widest: null, columns: 8192, warps: 8, programs: 3}
+- {widest: null, columns: 8192, warps: 8, programs: 3, stages: 4}
 backward:
 - {widest: 4096, columns: 4096, elements: 4096, warps: 8, stages: 3, programs: 2}
 backward_slabs:
-- {widest: null, columns: 4096, warps: 4, programs: 2, measured: [[8192, 1]]}
+- {widest: null, columns: 4096, warps: 4, programs: 2, stages: 5, measured: [[8192, 1]]}
 """
 
 
@@ -102,7 +102,13 @@ def faults(table: str, text: str = TEXT) -> list[str]:
             "widest: null, columns: 2, warps",
             "backward_slabs[0].columns: a program owns at least",
         ),
-        ("[[8192, 1]]", "[8192, 1]", "17:66: backward_slabs[0].measured: [8192, 1] is no list of widths and shares"),
+        ("stages: 5", "stages: 1", "17:64: backward_slabs[0].stages: must be from 2 to 16, not 1"),
+        (
+            ", stages: 4}",
+            "}",
+            "13:3: forward_slabs[0].stages: the key is missing, and has no default. Rows on their way",
+        ),
+        ("[[8192, 1]]", "[8192, 1]", "17:77: backward_slabs[0].measured: [8192, 1] is no list of widths and shares"),
         (TABLE, "gpu", "1:1: a table is a mapping of keys such as gpu, forward and chunks, not gpu"),
         (TABLE, "", "1:1: the file is empty; `normgen tune` writes it, or remove it"),
     ],
@@ -143,9 +149,9 @@ def test_a_table_is_rendered() -> None:
     assert "- rungs are those that normgen tune found on NVIDIA H200, bfloat16\n" in text
     assert "_FORWARD_TILES = (\n    (1024, 1024, 2048, 2),\n    (6000, 1024, 6144, 4),\n)\n" in text
     assert "_CHUNKS = (\n    (32768, 4096, 16, 1),\n    (65536, 4096, 16, 4),\n)\n" in text
-    assert "_FORWARD_SLABS = ((None, 8192, 8, 3),)\n" in text
+    assert "_FORWARD_SLABS = ((None, 8192, 8, 3, 4),)\n" in text
     assert "_BACKWARD_TILES = ((4096, 4096, 4096, 8, 3, 2),)\n" in text
-    assert "_BACKWARD_SLABS = ((None, 4096, 4, 2),)\n" in text
+    assert "_BACKWARD_SLABS = ((None, 4096, 4, 2, 5),)\n" in text
 
 
 def test_defaults_keep_the_rules_of_tables() -> None:
@@ -211,6 +217,8 @@ def test_candidates_keep_the_limits(path: Path) -> None:
                 assert 8 <= held / (rung.warps * 32) <= 64
                 assert max(1, rung.programs) * rung.warps * 32 <= THREADS
                 assert max(1, rung.programs) * held <= REGISTERS
+                if isinstance(rung, Slab):  # rows of at least 2 bytes an element, and a KiB for each program itself
+                    assert rung.programs * (rung.stages * rung.columns * 2 + 1024) <= 228 * 1024
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
 from pydantic import ValidationError
 
-from normgen.kernels import Kernels
+from normgen.kernels import Kernel, Kernels
 from normgen.stages.base import Tensor
 from normgen.target import (
     REGISTERS,
     SHARED_KEPT,
     SHARED_ROW,
+    SLAB_SCRATCH,
+    TARGETS,
     THREAD_REGISTERS,
     WARP,
     Chunk,
@@ -33,13 +36,16 @@ FEWEST, MOST = 8, 64
 # Narrow rows share a tile up to this size; beyond, a program only starts later.
 SHARED_TILE = 4096
 WIDEST_TILE = 32768
+# Bytes of shared memory that every program takes besides its own.
+RESERVED = TARGETS["cuda:90"].shared_reserved
 # Narrower rows are not worth reading again, and not worth sharing.
 NARROWEST_CHUNKED = 2048
 
 Launch = tuple[int, ...]
 """What a kernel is launched with at one width: the values of a ladder's rung as they come out there.
 
-forward: rows, columns, warps; backward: rows, columns, warps, stages, programs; others: columns, warps, programs.
+forward: rows, columns, warps; backward: these, stages, programs.
+chunks: columns, warps, programs; slabs: these, stages.
 """
 
 
@@ -54,6 +60,8 @@ class Space:
     """Of a column of all rows that the backward kernel loads."""
     held: int
     """Arrays of a tile's size in the registers of the backward kernel, by and large."""
+    slab_bytes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """In shared memory for a column of a slab, by ladder: of each of its rows, and of its weights."""
     packed: int = 0
     """Bytes of an element of what forward keeps of rows wider than tiles; 0 where it reads them again."""
     shared_memory: int = 232448
@@ -61,7 +69,9 @@ class Space:
 
     def effective(self, ladder: str, rung: Rung, width: int) -> Launch:
         """What the launcher makes of a rung for rows of that width."""
-        if isinstance(rung, (Slab, Chunk)):
+        if isinstance(rung, Slab):
+            return rung.columns, rung.warps, rung.programs, rung.stages
+        if isinstance(rung, Chunk):
             return rung.columns, rung.warps, rung.programs
         return self.tile(ladder, (rung.columns, rung.elements, rung.warps, rung.stages, rung.programs), width)
 
@@ -82,11 +92,12 @@ class Space:
 
     def rung(self, ladder: str, launch: Launch, width: int) -> Rung:
         """The rung that serves rows up to `width`, and launches that at `width`. Raises ValidationError if none may."""
-        if ladder not in ("forward", "backward"):
+        if ladder == "chunks":
             columns, warps, programs = launch
-            return (Chunk if ladder == "chunks" else Slab)(
-                widest=width, columns=columns, warps=warps, programs=programs
-            )
+            return Chunk(widest=width, columns=columns, warps=warps, programs=programs)
+        if ladder not in ("forward", "backward"):
+            columns, warps, programs, stages = launch
+            return Slab(widest=width, columns=columns, warps=warps, programs=programs, stages=stages)
         rows, columns, warps, *rest = launch
         elements = rows * -(-width // columns) * columns
         stages, programs = rest or (1, 0)
@@ -94,11 +105,12 @@ class Space:
 
     def literal(self, ladder: str, rung: Rung) -> tuple[int, ...]:
         """A rung without its width as the module's ladder spells it."""
-        tiles = {
+        names = {
             "forward": ("columns", "elements", "warps"),
             "backward": ("columns", "elements", "warps", "stages", "programs"),
+            "chunks": ("columns", "warps", "programs"),
         }
-        return tuple(getattr(rung, name) for name in tiles.get(ladder, ("columns", "warps", "programs")))
+        return tuple(getattr(rung, name) for name in names.get(ladder, ("columns", "warps", "programs", "stages")))
 
     def launches(self, ladder: str, width: int) -> list[Launch]:
         """The launches worth a try; each is the rung of a valid ladder."""
@@ -106,8 +118,8 @@ class Space:
             "forward": self._forward,
             "backward": self._backward,
             "chunks": self._chunks,
-            "forward_slabs": self._slabs,
-            "backward_slabs": self._slabs,
+            "forward_slabs": partial(self._slabs, "forward_slabs"),
+            "backward_slabs": partial(self._slabs, "backward_slabs"),
         }
         whole = DIRECTIONS[direction_of(ladder)][0]
         if ladder != whole and whole in self.ladders and width < NARROWEST_CHUNKED:
@@ -156,13 +168,19 @@ class Space:
                 if taken + 24 <= min(THREAD_REGISTERS, REGISTERS // (WARP * warps * programs)):
                     yield columns, warps, programs
 
-    def _slabs(self, width: int) -> Iterator[Launch]:
-        # Registers hold a row twice, of 2-byte elements two a register, and half as many again for what is made of it.
+    def _slabs(self, ladder: str, width: int) -> Iterator[Launch]:
+        row_bytes, weight_bytes = self.slab_bytes[ladder]
+        # Registers hold a row as numbers, and once more what is made of it; of sums over rows, the compiler tells.
         for columns, warps, each in _parts(width, (1024, 2048, 4096, 8192), 1):
-            for programs in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14):
-                room = min(THREAD_REGISTERS, REGISTERS // (WARP * warps * programs))
-                if 2 * each + 24 <= room and -(-width // columns) <= programs * self.multiprocessors:
-                    yield columns, warps, programs
+            for programs in (1, 2, 3, 4, 5, 6, 8, 12):
+                registers = min(THREAD_REGISTERS, REGISTERS // (WARP * warps * programs))
+                if 2 * each + 24 > registers or -(-width // columns) > programs * self.multiprocessors:
+                    continue
+                for stages in range(3, 9):
+                    taken = columns * 2 // self.itemsize * (stages * row_bytes + weight_bytes) + SLAB_SCRATCH
+                    # Half of shared memory at least: with less, too few rows are on their way.
+                    if self.shared_memory // 2 <= taken * programs <= self.shared_memory - RESERVED * (programs - 1):
+                        yield columns, warps, programs, stages
 
 
 def direction_of(ladder: str) -> str:
@@ -206,12 +224,18 @@ def space(kernels: Kernels, dtype: str, **gpu: int) -> Space:
     def size(tensor: Tensor) -> int:
         return sizes.get(tensor.dtype, 4)
 
-    shared = [tensor for tensor in backward.loads if tensor.dims == "H"] if backward else []
+    def weights(kernel: Kernel) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in kernel.loads if tensor.dims == "H")
+
+    slabs = {name: kernel for name, kernel in ladders.items() if kernel and name.endswith("_slabs")}
     return Space(
         ladders=tuple(name for name, kernel in ladders.items() if kernel),
         itemsize=itemsize,
         row_bytes=sum(map(size, backward.strided)) if backward else 0,
-        held=2 + len(shared) + len(backward.sums) if backward else 2,
+        held=2 + len(weights(backward)) + len(backward.sums) if backward else 2,
+        slab_bytes={
+            name: (sum(map(size, kernel.strided)), sum(map(size, weights(kernel)))) for name, kernel in slabs.items()
+        },
         packed=sum(map(size, kernels.forward_chunked.packed)) if kernels.forward_chunked else 0,
         **gpu,
     )

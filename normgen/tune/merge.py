@@ -25,8 +25,8 @@ _MODELS: dict[str, tuple[type[Tile] | type[Chunk] | type[Slab], tuple[str, ...]]
     "forward": (Tile, ("columns", "elements", "warps", "stages", "programs")),
     "backward": (Tile, ("columns", "elements", "warps", "stages", "programs")),
     "chunks": (Chunk, ("columns", "warps", "programs")),
-    "forward_slabs": (Slab, ("columns", "warps", "programs")),
-    "backward_slabs": (Slab, ("columns", "warps", "programs")),
+    "forward_slabs": (Slab, ("columns", "warps", "programs", "stages")),
+    "backward_slabs": (Slab, ("columns", "warps", "programs", "stages")),
 }
 
 

@@ -13,13 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mutation.mutants import Mutant
 
-POSTED = r"^row = tile \+ tl"
-FINISHED = r"^row = tile - (2 \* )?programs \+ "
 ALONE = r"^row = tl\.program_id\(0\) \+ "  # the only row of a program
 FORWARD = r"forward|forward_chunked|forward_slabs"
-ONE_SUM = r"rmsnorm(?!_eps_outside).*"  # of a row in each kernel
-SUM_STORED = r"\w+_residual(?<!_post_residual)|rmsnorm_residual_fp32"
-NOT_ADDED = r"(?!\w+_residual).+"
 
 
 @dataclass(frozen=True)
@@ -32,26 +27,30 @@ class Equivalent:
     row: str = ""
     function: str = ".+"
     spec: str = ".+"
+    nth: int = 0
+    """Which of the lines of that text in the function, from 1; 0: any."""
 
     def covers(self, mutant: Mutant) -> bool:
         whole = ((self.rule, mutant.rule.name), (self.function, mutant.function), (self.spec, mutant.spec))
         parts = ((self.line, mutant.before), (self.row, mutant.row))
-        return all(re.fullmatch(*one) for one in whole) and all(re.search(*one) for one in parts)
+        meant = all(re.fullmatch(*one) for one in whole) and all(re.search(*one) for one in parts)
+        return meant and self.nth in (0, mutant.nth)
 
 
 EQUIVALENTS = (
     Equivalent(
         r"other is .+",
-        r"^(x|residual|summed|residual_out)(_first)?(_loaded|_next)? = ",
+        r"^(x|residual|summed|residual_out)(_first)? = ",
         "What lies outside of a row is set to 0 before it is summed, and of rows that do not exist nothing is stored.",
         function=f"{FORWARD}|statistics",
         spec=r"layernorm.*",
     ),
     Equivalent(
         r"other is .+",
-        r"_raw = |_posted if POST else ",
-        "When a row is finished nothing is summed over its columns, and of those beyond it none is stored.",
-        row=FINISHED,
+        r"^(x|dy|summed|residual|residual_out|gamma|beta) = ",
+        "The second launch sums nothing over columns, and of those beyond the row it stores none.",
+        function="forward_slabs|backward_slabs",
+        nth=2,
     ),
     Equivalent(
         r"other is .+",
@@ -63,13 +62,27 @@ EQUIVALENTS = (
         r"other is .+",
         r"^dresidual_out = ",
         "It is added to what is stored, and beyond the row nothing is stored.",
-        function="backward",
+        function="backward|backward_slabs",
     ),
     Equivalent(
         r"other is 1 .+",
-        r"^(residual_out(_loaded)?|mean|rstd) = ",
+        r"^(residual_out|mean|rstd) = ",
         "It is multiplied by dy, which is 0 outside of the rows that exist.",
         function=r"backward|backward_slabs",
+    ),
+    Equivalent(
+        r"other is 1 .+",
+        r"^dy = ",
+        "It is multiplied by x, which is 0 outside of the row.",
+        function="backward|backward_slabs",
+        spec=r"rmsnorm.*",
+    ),
+    Equivalent(
+        r"each tile walked twice",
+        r"SLABS",
+        "Of two such lines the first launches rows that are staged, which a GPU alone does.",
+        function="_forward|_backward",
+        nth=1,
     ),
     Equivalent(
         r"row mask lost|no mask on a load of .+|other is .+",
@@ -82,35 +95,6 @@ EQUIVALENTS = (
         r"\brow_mask\b",
         "A program is launched for the one row that it walks.",
         row=ALONE,
-    ),
-    Equivalent(
-        r"offsets of 32 bits",
-        r"",
-        "The row's number counts words, of which 2^31 would be those of more elements than any memory holds.",
-        row=POSTED,
-        function="forward_slabs",
-        spec=NOT_ADDED,
-    ),
-    Equivalent(
-        r"offsets of 32 bits",
-        r"",
-        "A fault: test_9_strides of the checklist notices it; by its values a GPU alone, with 2^31 elements.",
-        row=f"{POSTED}|{FINISHED}",
-        function="forward_slabs",
-        spec=SUM_STORED,
-    ),
-    Equivalent(
-        r"sums exchanged, collected|(first|second) sum posted twice|first sum taken for the second"
-        r"|one word read for both sums, float64|(last slab left out|lanes beyond the slabs), second sum",
-        r"",
-        "A kernel that exchanges one sum posts it twice and takes the first.",
-        spec=ONE_SUM,
-    ),
-    Equivalent(
-        r"sign of the first sum in the second",
-        r"",
-        "The first of two sums is one of squares, or the second is not taken.",
-        spec=r"rmsnorm.*",
     ),
     Equivalent(
         r"last block or chunk alone",
@@ -142,6 +126,7 @@ EQUIVALENTS = (
         r"other is .+|no mask on .+",
         r"mask=col_mask",
         "Rows of 4096 are one whole block, whose columns all exist.",
+        function="(?!sum_partials).+",  # which takes as many more columns as there are fewer rows
         spec="rmsnorm_4096",
     ),
 )

@@ -1,7 +1,8 @@
 """The kinds of fault, each as a rule that changes one line of a generated module.
 
 A rule is a regular expression on a line without its indent, what takes the place of the match, and the functions whose
-lines are looked at: kernels by what follows the spec's name, others by their own. Every match is a mutant.
+lines are looked at: kernels by what follows the spec's name, others by their own. Every match is a mutant. Kernels in
+Gluon, `_staged`, have none: nothing but a GPU runs them.
 """
 
 from __future__ import annotations
@@ -93,8 +94,6 @@ MASKS = (
     Rule("last column skipped", r"col < H", "col < H - 1", "_columns"),
     Rule("first column skipped", r"col < H", "(col < H) & (col > 0)", "_columns"),
     Rule("one column too many", r"col < H", "col <= H", "_columns"),
-    Rule("rows before the first", r"tile >= program \+ .+(?=:)", "tile >= program", SLABS),
-    Rule("row beyond the last", r"tl\.minimum\((tile.*), N - 1\)", r"(\1)", SLABS),
 )
 
 STORES = (
@@ -113,7 +112,6 @@ STORES = (
 
 STATISTICS = (
     Rule("statistics of the row before", r"(mean|rstd)_ptr \+ row(?=, mask)", r"\1_ptr + tl.maximum(row - 1, 0)"),
-    Rule("shift of the row after", r"^shift = shift_posted$", "shift = shift_held", SLABS),
     Rule("mean not subtracted", r"(\w+) - (shifted_mean|mean|middle)\b", r"\1"),
     Rule("first element not subtracted", r"(?<=col_mask, )(\w+) - \w+_first", r"\1"),
     Rule("first element not added to the mean", r"middle = \w+ \+ shifted_mean", "middle = shifted_mean"),
@@ -172,12 +170,6 @@ ROUNDINGS = (
     Rule("stored sum rounded to bf16", r"(tl\.store\(residual_out_rows \+ col, \w+)", r"\1.to(tl.bfloat16)"),
     Rule("gradient rounded to bf16", r"(tl\.store\(dx\w+ \+ .+, dx|tl\.store\(dx.+, dsummed)", r"\1.to(tl.bfloat16)"),
     Rule("weight rounded", r"((gamma|beta) = .+)\.to\(comp", r"\1.to(x_ptr.dtype.element_ty).to(comp", FORWARD),
-    Rule(
-        "weight rounded, slabs",
-        r"^((?:gamma|beta) = _widen.+)",
-        r"\1.to(x_ptr.dtype.element_ty).to(compute)",
-        "forward_slabs",
-    ),
     Rule("weight rounded, backward", r"^(gamma = _widen.+)", r"\1.to(dy_ptr.dtype.element_ty).to(compute)", BACKWARD),
     Rule("gain rounded", r"gain = (gamma \+ .+)", r"gain = (\1).to(gamma_ptr.dtype.element_ty).to(compute)"),
     Rule(
@@ -237,47 +229,27 @@ SUMS = (
     Rule("partial sums of one program left out", r"^programs,$", "programs - 1,", "_backward"),
     Rule("first tile of each program skipped", r"tl\.range\(program, ", "tl.range(program + tl.num_programs(0), "),
     Rule("last tile skipped", r"\(N - 1\) // BLOCK_N \+ 1", "N // BLOCK_N", "backward"),
-    Rule("last row not posted", r"tile < N", "tile < N - 1", SLABS),
-    Rule("row after the last posted", r"tile < N", "tile <= N", SLABS),
-    Rule("last rows not finished", r"N \+ (2 \* )?programs", "N", SLABS),
-    Rule("last rows of all but one step not finished", r"N \+ 2 \* programs", "N + programs", SLABS),
-    Rule("first rows not finished", r"tile >= program \+", "tile > program +", SLABS),
-    Rule("row after the one that was posted", r"row = tile - (2 \* )?programs", "row = tile", SLABS),
-    Rule("row of one step later", r"row = tile - 2 \* programs", "row = tile - programs", SLABS),
-    Rule(
-        "row loaded ahead taken for the present one",
-        r"^(\w+)_loaded = \1_next",
-        r"\1_loaded = tl.load(\1_ptr + row * \1_stride + col, mask=mask, other=0.0)",
-        SLABS,
-    ),
-    Rule(
-        "first element loaded ahead taken for the present one",
-        r"^(\w+)_first = \1_first_next",
-        r"\1_first = tl.load(\1_ptr + row * \1_stride, mask=row_mask, other=0.0)",
-        SLABS,
-    ),
-    Rule("present row loaded ahead", r"minimum\(tile \+ programs", "minimum(tile", SLABS),
+    Rule("last row skipped, slabs", r"tl\.range\(program, N,", "tl.range(program, N - 1,", SLABS),
     Rule("a quarter of the products left out", r"tl\.fma\(a_1, b_1, a_0 \* b_0\)", "a_0 * b_0", "_sum_of_products"),
     Rule("products of neighbours", r"a_3, b_3", "a_3, b_2", "_sum_of_products"),
 )
 
 EXCHANGE = (
-    Rule("sums exchanged, posted", r"_post\((\w+), (?!\1,)(\w+),", r"_post(\2, \1,", SLABS),
-    Rule("sums exchanged, collected", r"low(, 0\.0.+)high", r"high\1low", "_collect"),
-    Rule("sums exchanged, taken", r"^(\w+_slabs), (\w+_slabs) =", r"\2, \1 =", SLABS),
-    Rule("first sum posted twice", r"\bhigh\.to", "low.to", "_post"),
-    Rule("second sum posted twice", r"\blow\.to", "high.to", "_post"),
-    Rule("first sum taken for the second", r"words >> 32", "words", "_collect"),
-    Rule("sign of the first sum in the second", r" & 0xFFFFFFFF", "", "_post"),
-    Rule("both sums in one word, float64", r"index \* 2 \+ 1", "index * 2", "_post"),
-    Rule("one word read for both sums, float64", r"index \* 2 \+ 1", "index * 2", "_collect"),
-    Rule("words of the row before", r"^done = \((.+programs)\)", r"done = tl.maximum(\1 - 1, 0)", SLABS),
-    Rule("words of all slabs in one place", r"(_post.+) \+ slab\b", r"\1", SLABS),
-    Rule("words beyond the last", r"tl\.minimum\(lane, SLABS - 1\)", "lane", "_collect"),
-    Rule("last slab left out, first sum", r"lane < SLABS, low", "lane < SLABS - 1, low", "_collect"),
-    Rule("last slab left out, second sum", r"lane < SLABS, high", "lane < SLABS - 1, high", "_collect"),
-    Rule("lanes beyond the slabs, first sum", r"tl\.where\(lane < SLABS, low, 0\.0\)", "low", "_collect"),
-    Rule("lanes beyond the slabs, second sum", r"tl\.where\(lane < SLABS, high, 0\.0\)", "high", "_collect"),
+    Rule("sums exchanged, stored", r"(tl\.store\(sums_ptr .+ \* 2), (?!slope)", r"\1 + 1, ", SLABS),
+    Rule("both sums in one place", r"(tl\.store\(sums_ptr .+) \+ 1,", r"\1,", SLABS),
+    Rule("one sum read for both", r"(tl\.load\(sums_ptr .+) \+ 1,", r"\1,", SLABS),
+    Rule(
+        "sums of the row before",
+        r"^slabs_before = (.+) \* SLABS",
+        r"slabs_before = tl.maximum(\1 - 1, 0) * SLABS",
+        SLABS,
+    ),
+    Rule("sums of all rows in one place", r"row \* SLABS", "row * 0", SLABS),
+    Rule("sums of all slabs in one place", r"row \* SLABS \+ slab", "row * SLABS", SLABS),
+    Rule("sums of one slab for all", r"slabs_before \+ lane", "slabs_before + lane * 0", SLABS),
+    Rule("last slab left out", r"lane < SLABS", "lane < SLABS - 1", SLABS),
+    Rule("lanes beyond the slabs", r"(tl\.load\(sums_ptr .+), mask=lane < SLABS, other=0\.0", r"\1", SLABS),
+    Rule("sums of the second launch not made in the first", r"^if POST:", "if not POST:", SLABS),
     Rule("largest in place of the sum", r"tl\.sum\(values", "tl.max(values", "_total"),
 )
 
