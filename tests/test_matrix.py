@@ -188,7 +188,12 @@ def undefined(function: ast.FunctionDef, known: set[str]) -> set[str]:
                 visit(statement.body)
             elif isinstance(statement, ast.If):
                 read(statement.test)
+                before = set(known)
                 visit(statement.body)
+                made = known - before
+                known.difference_update(made)
+                visit(statement.orelse)
+                known.update(made)
             else:
                 read(statement)
                 if isinstance(statement, ast.AugAssign):
@@ -215,11 +220,15 @@ def assert_sound(module: ast.Module, name: str) -> None:
     functions = {n.name: n for n in module.body if isinstance(n, ast.FunctionDef)}
     kernels = {found: function for found, function in functions.items() if found.startswith(f"{name}_")}
     assert kernels
-    shared = {found for found, one in functions.items() if "triton.jit" in map(ast.unparse, one.decorator_list)}
+    shared, gluon = (
+        {found for found, one in functions.items() if decorators & set(map(ast.unparse, one.decorator_list))}
+        for decorators in ({"triton.jit"}, {"gluon.jit", "gluon.constexpr_function"})
+    )
     called = {node.id for one in functions.values() for node in ast.walk(one) if isinstance(node, ast.Name)}
-    assert shared <= called
+    assert shared | gluon <= called
     for kernel in kernels.values():
-        assert not undefined(kernel, {"tl", "triton", "range"} | shared), kernel.name
+        staged = gluon | {"gl", "async_copy", "max"} if kernel.name.endswith("_staged") else set()
+        assert not undefined(kernel, {"tl", "triton", "range"} | shared | staged), kernel.name
         # Every kernel is told how many rows there are; one that has a program for each need not ask.
         assert unused(kernel) <= ({"N"} if kernel.name.endswith(("_chunked", "_statistics")) else set()), kernel.name
     launched = set()
