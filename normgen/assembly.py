@@ -84,16 +84,19 @@ def _instructions(text: str) -> Iterator[tuple[int, int]]:
                 places = zip(location.groups()[::2], location.groups()[1::2], strict=True)
                 numbers = [int(number) for file, number in places if file == "1"]
             located = True
-        else:
-            moved = 0
-            if found := PTX_ACCESS.search(line):
-                moved = int(found["count"] or 1) * int(found["bits"]) // 8
-            elif found := PTX_COPY.search(line):
-                moved = int(found["bytes"], 0)
-            elif found := AMD_ACCESS.search(line):
-                moved = AMD_BYTES.get(found["kind"], 2)
-            for number in numbers if moved else ():
-                yield number, moved
+        elif moved := _moved(line):
+            yield from ((number, moved) for number in numbers)
+
+
+def _moved(line: str) -> int:
+    """Bytes that an instruction moves from or to global memory; 0 for any other."""
+    if found := PTX_ACCESS.search(line):
+        return int(found["count"] or 1) * int(found["bits"]) // 8
+    if found := PTX_COPY.search(line):
+        return int(found["bytes"], 0)
+    if found := AMD_ACCESS.search(line):
+        return AMD_BYTES.get(found["kind"], 2)
+    return 0
 
 
 def _column_lines(
