@@ -148,11 +148,6 @@ class Kernels:
         return any(kernel.dtypes for kernel in self.all)
 
     @property
-    def packs(self) -> bool:
-        """Whether any kernel keeps rows in registers as they are in memory."""
-        return any(kernel.strategy in ("packed", "persistent", "staged") for kernel in self.all)
-
-    @property
     def exchanges(self) -> bool:
         """Whether programs that share a row exchange its sums."""
         return any(kernel.words for kernel in self.all)
