@@ -13,6 +13,9 @@ from pathlib import Path
 # Bytes that one instruction moves, by its end: `ld.global.v4.b32` and `global_load_dwordx4` move 16.
 PTX_ACCESS = re.compile(r"\s(?:ld|st)\.global(?:\.\w+(?:::\w+)*)*?(?:\.v(?P<count>\d))?\.[bfsu](?P<bits>\d+)\s")
 PTX_COPY = re.compile(r"\scp\.async\.\S+ .*, (?P<bytes>0x[0-9a-f]+|\d+)(?:, \S+)*\s*;")
+# Of what was inlined, the line of the call comes last: in the directive or, in Triton 3.6, in the comment after it.
+PTX_LOCATION = re.compile(r"\s*\.loc\s+(?P<file>\d+) (?P<line>\d+)(?:.* inlined_at (?P<call_file>\d+) (?P<call>\d+))?")
+PTX_COMMENT = re.compile(r".*// (?P<name>\S+):\d+:\d+ @\[ (?P=name):(?P<call>\d+):")
 AMD_ACCESS = re.compile(r"\s(?:global|buffer|flat)_(?:load|store)_(?P<kind>\w+)")
 AMD_BYTES = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
 
@@ -78,10 +81,12 @@ def _instructions(text: str) -> Iterator[tuple[int, int]]:
     for line in text.splitlines():
         if line.endswith("inline asm"):
             inline, located = "begin" in line, False
-        elif location := re.match(r"\s*\.loc\s+(\d+) (\d+)(?:.* inlined_at (\d+) (\d+))?", line):
+        elif location := PTX_LOCATION.match(line):
             # LLVM counts on from line to line of inline assembly: the first location in it is the true one.
             if not (inline and located):
-                places = zip(location.groups()[::2], location.groups()[1::2], strict=True)
+                places = [(location["file"], location["line"]), (location["call_file"], location["call"])]
+                if comment := PTX_COMMENT.match(line):
+                    places.append((location["file"], comment["call"]))
                 numbers = [int(number) for file, number in places if file == "1"]
             located = True
         elif moved := _moved(line):

@@ -86,7 +86,7 @@ class Compiled:
         for name in self.aligned:
             bits = self.accesses.get(name, WHOLE)
             if bits == 0:
-                found.append(f"no instruction accesses the rows of {name}, though its lines do")
+                found.append(f"accesses the rows of {name} by no instruction, though its lines do")
             elif bits < WHOLE:
                 found.append(f"accesses rows of {name} {bits // 8} bytes at a time, though they are multiples of 16")
         return found

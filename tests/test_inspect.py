@@ -311,6 +311,14 @@ def test_accesses_to_columns() -> None:
     assert access_bits(KERNEL, 100, "", names, names) == dict.fromkeys(names, 0)
     copied = "\t.loc 1 107 5\n\tcp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2;\n"
     assert access_bits(KERNEL, 100, copied, {"x_ptr"}, ()) == {"x_ptr": 128}
+    asked = "\tcp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x8, %r2;\n"
+    for inlined in (
+        "\t.loc\t1 20 5, function_name $L__info_string0, inlined_at 1 107 13 // norm.py:20:5\n",
+        "\t.loc\t1 20 34                        // norm.py:20:34 @[ norm.py:107:72 ]\n",  # of Triton 3.6
+    ):
+        assert access_bits(KERNEL, 100, inlined + asked, {"x_ptr"}, ()) == {"x_ptr": 64}
+    elsewhere = "\t.loc\t1 20 34                        // norm.py:20:34 @[ other.py:107:72 ]\n"
+    assert access_bits(KERNEL, 100, elsewhere + asked, {"x_ptr"}, ()) == {"x_ptr": 0}
     amd = (
         "\t.loc\t1 107 5\n\tbuffer_load_dwordx4 v[0:3], v0, s[0:3], 0 offen\n\tglobal_load_dwordx2 v[0:1], v0, s[0:1]\n"
     )
